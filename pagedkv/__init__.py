@@ -1,0 +1,1 @@
+"""Torch-free bookkeeping of a paged KV cache."""
