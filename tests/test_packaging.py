@@ -99,14 +99,16 @@ class TestBuilds:
         }
 
 
+@pytest.fixture(scope="module")
+def operations():
+    """Modules of the operations as a plain checkout finds them."""
+    lines = run_python(OPERATIONS, ROOT, cwd=ROOT).splitlines()
+    assert "<function slot_mapping" in {line.split(" at ")[0] for line in lines}
+    return [line.split(" at ")[0] for line in lines]
+
+
 class TestUse:
     """Each way to have the package finds the same operations, away from the checkout."""
-
-    @pytest.fixture(scope="class")
-    def operations(self):
-        text = run_python(OPERATIONS, ROOT, cwd=ROOT)
-        assert "slot_mapping" in text
-        return [line.split()[1] for line in text.splitlines()]
 
     def test_wheel(self, wheel, operations, tmp_path):
         with zipfile.ZipFile(wheel) as archive:
@@ -116,7 +118,7 @@ class TestUse:
         where, *found = run_python(code, tmp_path / "site", cwd=tmp_path).splitlines()
 
         assert Path(where).parent == tmp_path / "site" / "pagedkv"
-        assert [line.split()[1] for line in found] == operations
+        assert [line.split(" at ")[0] for line in found] == operations
 
     def test_editable(self, operations, tmp_path):
         """What `pip install -e` lays into site-packages leads back to the checkout."""
@@ -134,4 +136,4 @@ print(pagedkv.__file__)
         where, *found = run_python(code, cwd=tmp_path).splitlines()
 
         assert Path(where).parent == ROOT / "pagedkv"
-        assert [line.split()[1] for line in found] == operations
+        assert [line.split(" at ")[0] for line in found] == operations
