@@ -31,7 +31,7 @@ from pagedkv.kernels.apply_writes_numpy import expand_columns
 
 def gather_rows(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 12"],
+    geometry: I64[Array, "num_groups 13"],
     views: I64[Array, "num_views 3"],
     num_computed_tokens: I32[Array, "num_reqs"],
     tables: I32[Array, "num_elements"],

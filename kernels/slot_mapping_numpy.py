@@ -45,14 +45,14 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32, OutI64, OutSlot, Scal
 
 def slot_mapping(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 12"],
+    geometry: I64[Array, "num_groups 13"],
     query_start_loc: I32[Array, "num_reqs+1"],
     num_computed_tokens: I32[Array, "num_reqs"],
     positions: I64[Array, "num_tokens"],
     rows: I32[Array, "num_reqs"],
     tables: I32[Array, "num_elements"],
     num_blocks: I32[Array, "num_groups max_num_reqs"],
-    slots: OutSlot[Array, "num_groups max_num_tokens"],
+    slots: OutSlot[Array, "num_groups slot_stride"],
     step_positions: OutI64[Array, "max_num_tokens"],
     step_seq_lens: OutI32[Array, "max_num_reqs"],
     step_query_start_loc: OutI32[Array, "max_num_reqs+1"],

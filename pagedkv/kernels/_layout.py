@@ -49,7 +49,8 @@ MAX_MODEL_LEN: Final = 8  # positions at or past it map to PAD
 WINDOW_REACH: Final = 9  # sliding window - 1; -1 = no window
 FIRST_VIEW: Final = 10  # first row of the views table
 NUM_VIEWS: Final = 11
-GEOMETRY_WORDS: Final = 12
+SLOT_STRIDE: Final = 12  # elements from one group's slots to the next in the slots array
+GEOMETRY_WORDS: Final = 13
 
 # --- kernel views, int64 [num_views, VIEW_WORDS] ----------------------------------------------
 VIEW_OFFSET: Final = 0  # first element of the view's table in the kernel-table arena
