@@ -1,0 +1,199 @@
+"""BlockPool: which physical block is free, and how often each of the others is held."""
+
+from typing import Any
+
+import numpy as np
+
+from pagedkv.allocation import references
+from pagedkv.allocation.block_ids import as_block_ids
+from pagedkv.allocation.block_records import NUM_FREE, PINS, REFS, new_counters, new_records
+from pagedkv.allocation.free_queue import list_free
+from pagedkv.checks import IntArray, check_int
+from pagedkv.constants import NULL_BLOCK_ID
+from pagedkv.errors import DoubleFreeError, InvalidBlockError, OutOfBlocksError
+
+__all__ = ["BlockPool"]
+
+
+class BlockPool:
+    """A pool of equal blocks with reference counts and a documented order of reuse.
+
+    Block 0 (`NULL_BLOCK_ID`) is never handed out. The others start free in ascending order; `allocate`
+    takes from the head of the free queue, and a `free` puts the blocks that nobody holds any more back
+    at the head, in the order given, so what was used last is reused first. No call depends on the
+    history otherwise: `allocate(n)` succeeds exactly when n blocks are free.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Blocks of the KV cache, the null block included; at least 1.
+
+    Examples
+    --------
+    >>> pool = BlockPool(num_blocks=10)
+    >>> pool.allocate(3)
+    array([1, 2, 3], dtype=int32)
+    >>> pool.free([3, 2, 1])
+    >>> pool.free_block_ids()
+    array([3, 2, 1, 4, 5, 6, 7, 8, 9], dtype=int32)
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = check_int("num_blocks", num_blocks, low=1)
+        self._records = new_records(self.num_blocks)
+        self._counters = new_counters(self.num_blocks)
+        self._copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
+
+    def __repr__(self) -> str:
+        return f"BlockPool(num_blocks={self.num_blocks}, num_free_blocks={self.num_free_blocks})"
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds; the null block is not counted."""
+        return self._counters.item(NUM_FREE)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are held, 0 to 1; the null block is not counted."""
+        usable = self.num_blocks - 1
+        return 1.0 - self.num_free_blocks / usable if usable else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory of the pool's arrays, in bytes: 16 a block."""
+        return int(self._records.nbytes + self._counters.nbytes)
+
+    @property
+    def ref_counts(self) -> IntArray:
+        """How many table cells hold each block, plus its pins: read-only view, int32 [num_blocks]."""
+        return self._column(REFS)
+
+    @property
+    def pin_counts(self) -> IntArray:
+        """How many copies that were not taken yet hold each block: read-only view, int32 [num_blocks]."""
+        return self._column(PINS)
+
+    def free_block_ids(self) -> IntArray:
+        """Return the free blocks in the order in which they will be handed out, int32 [num_free_blocks]."""
+        return list_free(self._records, self._counters)
+
+    def allocate(self, num_blocks: int) -> IntArray:
+        """Take blocks from the head of the free queue, all or none; each is then held once.
+
+        One call serves a whole batch: take the sum, and split the ids. What the blocks hold is undefined.
+
+        Parameters
+        ----------
+        num_blocks : int
+            How many; 0 is fine.
+
+        Returns
+        -------
+        ndarray of int32, shape [num_blocks]
+
+        Raises
+        ------
+        OutOfBlocksError
+            Fewer are free; nothing is taken.
+        """
+        if type(num_blocks) is not int or num_blocks < 0:
+            num_blocks = check_int("num_blocks", num_blocks)
+        if num_blocks > self.num_free_blocks:  # before the ids get memory: the number may be absurd
+            raise OutOfBlocksError(needed=num_blocks, free=self.num_free_blocks)
+        block_ids = np.empty(num_blocks, np.int32)
+        references.take(self._records, self._counters, block_ids)
+        return block_ids
+
+    def free(self, block_ids: Any) -> None:
+        """Drop one reference per id; a block that nobody holds any more is free.
+
+        Repeated ids count as often as they occur, null ids are skipped (a table row can be passed as it
+        is). The freed blocks come to the head of the queue as one run in the given order. To keep the
+        front of a sequence longest, free its blocks from the last to the first.
+
+        Parameters
+        ----------
+        block_ids : array_like of int, shape [n]
+
+        Raises
+        ------
+        InvalidBlockError
+            An id lies outside the pool.
+        DoubleFreeError
+            An id occurs more often than its block is held. In both cases nothing is freed.
+        """
+        ids = as_block_ids(block_ids)
+        place = references.release(self._records, self._counters, ids)
+        if place != references.OK:
+            raise self._refusal(ids, place)
+
+    def touch(self, block_ids: Any) -> None:
+        """Add one reference per id, repeats counted; a free block leaves the queue, null ids are skipped.
+
+        Parameters
+        ----------
+        block_ids : array_like of int, shape [n]
+
+        Raises
+        ------
+        InvalidBlockError
+            An id lies outside the pool; nothing is touched.
+        """
+        ids = as_block_ids(block_ids)
+        place = references.share(self._records, self._counters, ids)
+        if place != references.OK:
+            raise self._refusal(ids, place)
+
+    def num_owners(self, block_id: int) -> int:
+        """How many table cells hold the block; pins do not count."""
+        return self._records.item(block_id, REFS) - self._records.item(block_id, PINS)
+
+    def copy_on_write(self, source: int, target: int) -> None:
+        """Ask for a copy of a shared block and pass the caller's reference to `source` on to it.
+
+        Both ends stay pinned until `take_copies`, so neither is reused before the copy is known. A source
+        that is itself the target of a pending copy is replaced by where that one copies from: nothing was
+        written to it yet, so the pending copies can run in any order, or all at once.
+
+        Parameters
+        ----------
+        source : int
+            A block that the caller shares with others.
+        target : int
+            A block that only the caller holds.
+        """
+        root = self._copies.get(source, source)
+        references.pin_copy(self._records, source, root, target)
+        self._copies[target] = root
+
+    def take_copies(self) -> IntArray:
+        """Hand out the pending copies and unpin their blocks.
+
+        The caller copies `target = source`, whole blocks in every layer, before anything that it enqueues
+        later writes to the KV cache; on one stream, enqueueing the copies first is enough.
+
+        Returns
+        -------
+        ndarray of int32, shape [n, 2]
+            Pairs (source, target); no target is a source, and their order does not matter.
+        """
+        pairs = np.array([(s, t) for t, s in self._copies.items()], np.int32).reshape(-1, 2)
+        self._copies.clear()
+        references.unpin(self._records, self._counters, pairs.ravel())
+        return pairs
+
+    def _column(self, column: int) -> IntArray:
+        view = self._records[:, column]
+        view.flags.writeable = False
+        return view
+
+    def _refusal(self, ids: IntArray, place: int) -> Exception:
+        block = int(ids[place])
+        where = f"block_ids[{place}]"
+        if not NULL_BLOCK_ID <= block < self.num_blocks:
+            return InvalidBlockError(f"{where} must lie in [0, {self.num_blocks - 1}], got {block}")
+        times = int(np.count_nonzero(ids[: place + 1] == block))
+        return DoubleFreeError(
+            f"{where} frees block {block} {times} times: it is held {self.num_owners(block)} times "
+            "(free each table's blocks once)"
+        )

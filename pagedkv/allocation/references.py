@@ -1,0 +1,88 @@
+"""Reference counts: compiled take, release, share and pin, each of which validates first.
+
+A function that can fail returns the place in its id array of the first id at fault, or OK. Which
+rule that id breaks is told by its value: outside the pool, or not held.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from pagedkv.allocation.block_records import NUM_FREE, PINS, REFS, Counters, Records
+from pagedkv.allocation.free_queue import pop_front, push_front, unlink
+from pagedkv.checks import IntArray
+from pagedkv.compiled import compiled
+
+__all__ = ["OK", "pin_copy", "release", "share", "take", "unpin"]
+
+OK: Final = -1
+
+
+@compiled
+def take(records: Records, counters: Counters, out: IntArray) -> bool:
+    """Fill `out` with free blocks, each held once; False, and nothing changed, if there are too few."""
+    if out.size > counters[NUM_FREE]:
+        return False
+    pop_front(records, counters, out)
+    for i in range(out.size):
+        records[out[i], REFS] = 1
+    return True
+
+
+@compiled
+def release(records: Records, counters: Counters, blocks: IntArray) -> int:
+    """Drop one reference per id, repeats counted; blocks nobody holds become the head in given order."""
+    released = np.empty(blocks.size, np.int32)
+    num_released = 0
+    for i in range(blocks.size):
+        block = blocks[i]
+        if block == 0:
+            continue
+        outside = block < 0 or block >= records.shape[0]
+        if outside or records[block, REFS] <= records[block, PINS]:
+            for j in range(i):  # give back what the ids before it lost
+                if blocks[j] != 0:
+                    records[blocks[j], REFS] += 1
+            return i
+        records[block, REFS] -= 1
+        if records[block, REFS] == 0:
+            released[num_released] = block
+            num_released += 1
+    push_front(records, counters, released, num_released)
+    return OK
+
+
+@compiled
+def share(records: Records, counters: Counters, blocks: IntArray) -> int:
+    """Add one reference per id, repeats counted; a free block leaves the queue, null ids are skipped."""
+    for i in range(blocks.size):
+        if blocks[i] < 0 or blocks[i] >= records.shape[0]:
+            return i
+    for i in range(blocks.size):
+        block = blocks[i]
+        if block == 0:
+            continue
+        if records[block, REFS] == 0:
+            unlink(records, counters, block)
+        records[block, REFS] += 1
+    return OK
+
+
+@compiled
+def pin_copy(records: Records, owned: int, source: int, target: int) -> None:
+    """Pin both ends of a copy; the writer's reference to `owned` is gone with it, `target` is its own.
+
+    `source` differs from `owned` where `owned` is itself the target of a pending copy.
+    """
+    records[owned, REFS] -= 1
+    for block in (source, target):
+        records[block, REFS] += 1
+        records[block, PINS] += 1
+
+
+@compiled
+def unpin(records: Records, counters: Counters, blocks: IntArray) -> None:
+    """Drop one pin per id, repeats counted; blocks that nobody holds any more become free."""
+    for i in range(blocks.size):
+        records[blocks[i], PINS] -= 1
+    release(records, counters, blocks)
