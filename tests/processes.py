@@ -8,7 +8,7 @@ _SETTINGS = ("PAGEDKV_", "NUMBA_", "PYTHON")
 
 
 def run_python(code, *path, cwd=None, **extra):
-    """Run code with `path` alone as PYTHONPATH, without settings of pagedkv and Numba; return what it prints."""
+    """Run code with `path` alone as PYTHONPATH and none of our or Numba's settings; return its output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_SETTINGS)}
     env = kept | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"} | extra
     command = [sys.executable, "-c", code]
