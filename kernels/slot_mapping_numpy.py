@@ -6,13 +6,13 @@ W ranks, rank r, interleave I, block size B, row = rows[i] (or i):
     v = B * W;  b = p // v;  o = p - b * v
     slot = block_table[row, b] * B + (o // (W * I)) * I + o % I      (in 64 bits)
 
-PAD (-1) instead where the group has no slots; p < 0 or p >= max_model_len; row < 0; b >= the row's
-count; block_table[row, b] is NULL; or (o // I) % W != r, that is, another rank owns the token. Tokens in
-[num_tokens, num_tokens_fill) are PAD. p = positions[t] where positions are given, else
-num_computed_tokens[i] + t - query_start_loc[i].
+PAD (-1) instead where the group has no slots; p < 0 or p >= max_model_len; row < 0 or row >=
+max_num_reqs; b >= the row's count; block_table[row, b] is NULL; or (o // I) % W != r, that is, another
+rank owns the token. Tokens in [num_tokens, num_tokens_fill) are PAD. p = positions[t] where positions are
+given, else num_computed_tokens[i] + t - query_start_loc[i]. A max_model_len past int32 counts as 2**31 - 1.
 
 A negative num_tokens stands for query_start_loc[num_reqs] as it is on the device, at most
--num_tokens - 1.
+-num_tokens - 1, and 0 without requests.
 
 A negative num_reqs means a whole step: the scalars come from the staging header, and the step arrays
 are written as well: positions (0 in the padding), seq_lens[i] = num_computed_tokens[i] + query length
@@ -21,12 +21,14 @@ are written as well: positions (0 in the padding), seq_lens[i] = num_computed_to
 
 import numpy as np
 
+from pagedkv.constants import MAX_INT32
 from pagedkv.kernels._layout import (
     BLOCK_SIZE,
     CP_INTERLEAVE,
     CP_RANK,
     CP_WORLD,
     MAX_MODEL_LEN,
+    MAX_NUM_REQS,
     NUM_COMPUTED_TOKENS,
     NUM_REQS,
     NUM_REQS_FILL,
@@ -68,13 +70,13 @@ def slot_mapping(
         given = bool(staging[POSITIONS_GIVEN])
         query_start_loc = _section(staging, QUERY_START_LOC, query_start_loc)
         num_computed_tokens = _section(staging, NUM_COMPUTED_TOKENS, num_computed_tokens)
-        if staging[POSITIONS] >= 0:
-            positions = staging[staging[POSITIONS] :][: 2 * num_tokens].view(np.int64)
         has_rows = has_rows or staging[ROWS] >= 0
         rows = _section(staging, ROWS, rows)
     starts = query_start_loc[: num_reqs + 1].astype(np.int64)
     if num_tokens < 0:
-        num_tokens = min(max(int(starts[num_reqs]), 0), -num_tokens - 1)
+        num_tokens = min(max(int(starts[num_reqs]), 0), -num_tokens - 1) if num_reqs else 0
+    if is_step and staging[POSITIONS] >= 0:
+        positions = staging[staging[POSITIONS] :][: 2 * num_tokens].view(np.int64)
 
     token = np.arange(num_tokens)
     request = np.clip(np.searchsorted(starts, token, "right") - 1, 0, max(num_reqs - 1, 0))
@@ -100,7 +102,8 @@ def _slots(group: Array, tables: Array, num_blocks: Array, row: Array, p: Array)
     size, world, interleave = group[BLOCK_SIZE], group[CP_WORLD], group[CP_INTERLEAVE]
     b = p // (size * world)
     o = p - b * (size * world)
-    valid = (p >= 0) & (p < group[MAX_MODEL_LEN]) & ((o // interleave) % world == group[CP_RANK])
+    valid = (p >= 0) & (p < min(group[MAX_MODEL_LEN], MAX_INT32)) & ((o // interleave) % world == group[CP_RANK])
+    row = np.where((row >= 0) & (row < group[MAX_NUM_REQS]), row, -1)
     valid &= (row >= 0) & (group[SLOTS_ENABLED] != 0)
     valid &= b < np.where(row >= 0, num_blocks[row], 0)
     place = group[TABLE_OFFSET] + row.astype(np.int64) * group[WIDTH] + b
