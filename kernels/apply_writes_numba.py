@@ -1,4 +1,7 @@
-"""apply_writes in Numba CUDA: one warp per record. Definition: apply_writes_numpy.py; twin: apply_writes.cu."""
+"""apply_writes in Numba CUDA: one warp per record.
+
+Definition: apply_writes_numpy.py. Twin: apply_writes.cu.
+"""
 
 import numpy as np
 from numba import cuda

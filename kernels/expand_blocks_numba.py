@@ -1,4 +1,7 @@
-"""expand_blocks in Numba CUDA: one thread per kernel block. Definition: expand_blocks_numpy.py; twin: expand_blocks.cu."""
+"""expand_blocks in Numba CUDA: one thread per kernel block.
+
+Definition: expand_blocks_numpy.py. Twin: expand_blocks.cu.
+"""
 
 import numpy as np
 from numba import cuda

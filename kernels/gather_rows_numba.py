@@ -1,7 +1,11 @@
-"""gather_rows in Numba CUDA: blocks stride over positions. Definition: gather_rows_numpy.py; twin: gather_rows.cu."""
+"""gather_rows in Numba CUDA: blocks stride over positions.
+
+Definition: gather_rows_numpy.py. Twin: gather_rows.cu.
+"""
 
 import numpy as np
 from numba import cuda, int64
+from pagedkv.kernels.apply_writes_numba import expand_column
 
 from pagedkv.kernels._layout import (
     BLOCK_SIZE,
@@ -15,7 +19,6 @@ from pagedkv.kernels._layout import (
     WIDTH,
     WINDOW_REACH,
 )
-from pagedkv.kernels.apply_writes_numba import expand_column
 
 TILE = 4  # positions that a block takes at a time
 
@@ -74,7 +77,7 @@ def gather_rows(
             place = (first + k) * width
             for c in range(starts[k] + cuda.threadIdx.x, ends[k], cuda.blockDim.x):
                 block_id = np.int64(0)
-                if lives[k] <= c and c < counts[k]:
+                if lives[k] <= c < counts[k]:
                     block_id = np.int64(tables[geometry[g, TABLE_OFFSET] + rows[k] * width + c])
                 batch_tables[geometry[g, TABLE_OFFSET] + place + c] = block_id
                 expand_column(block_id, place + c, g, geometry, views, kernel_tables)

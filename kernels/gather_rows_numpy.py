@@ -11,6 +11,8 @@ max(p - reach, 0) // (block_size * cp_world) columns lie wholly below what the s
 and become NULL; where p went back, they are copied again.
 """
 
+from pagedkv.kernels.apply_writes_numpy import expand_columns
+
 from pagedkv.kernels._layout import (
     BLOCK_SIZE,
     CP_WORLD,
@@ -26,7 +28,6 @@ from pagedkv.kernels._layout import (
     WINDOW_REACH,
 )
 from pagedkv.kernels._spec import I32, I64, Array, OutI32
-from pagedkv.kernels.apply_writes_numpy import expand_columns
 
 
 def gather_rows(

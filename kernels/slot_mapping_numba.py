@@ -1,4 +1,7 @@
-"""slot_mapping in Numba CUDA: threads stride over tokens. Definition: slot_mapping_numpy.py; twin: slot_mapping.cu."""
+"""slot_mapping in Numba CUDA: threads stride over tokens.
+
+Definition: slot_mapping_numpy.py. Twin: slot_mapping.cu.
+"""
 
 import numpy as np
 from numba import cuda
@@ -20,7 +23,6 @@ from pagedkv.kernels._layout import (
     POSITIONS_GIVEN,
     QUERY_START_LOC,
     ROWS,
-    SLOT_STRIDE,
     SLOTS_ENABLED,
     TABLE_OFFSET,
     WIDTH,
@@ -37,7 +39,7 @@ def _entry(staging, word, device_array, is_step, i):
 
 @cuda.jit(device=True, inline="always")
 def _divide(n, by, shift):
-    """n // by for n >= 0, by a shift where `by` is a power of two (shift >= 0)."""
+    """Return n // by for n >= 0, by a shift where `by` is a power of two (shift >= 0)."""
     if shift >= 0:
         return n >> shift
     return n // by

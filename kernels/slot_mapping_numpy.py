@@ -80,10 +80,7 @@ def slot_mapping(
 
     token = np.arange(num_tokens)
     request = np.clip(np.searchsorted(starts, token, "right") - 1, 0, max(num_reqs - 1, 0))
-    if given:
-        p = positions[:num_tokens]
-    else:
-        p = num_computed_tokens[request] + (token - starts[request])
+    p = positions[:num_tokens] if given else num_computed_tokens[request] + (token - starts[request])
     row = rows[request] if has_rows else request
     for g, group in enumerate(geometry):
         slots[g, :num_tokens] = _slots(group, tables, num_blocks[g], row, p)
@@ -102,7 +99,9 @@ def _slots(group: Array, tables: Array, num_blocks: Array, row: Array, p: Array)
     size, world, interleave = group[BLOCK_SIZE], group[CP_WORLD], group[CP_INTERLEAVE]
     b = p // (size * world)
     o = p - b * (size * world)
-    valid = (p >= 0) & (p < min(group[MAX_MODEL_LEN], MAX_INT32)) & ((o // interleave) % world == group[CP_RANK])
+    valid = (
+        (p >= 0) & (p < min(group[MAX_MODEL_LEN], MAX_INT32)) & ((o // interleave) % world == group[CP_RANK])
+    )
     row = np.where((row >= 0) & (row < group[MAX_NUM_REQS]), row, -1)
     valid &= (row >= 0) & (group[SLOTS_ENABLED] != 0)
     valid &= b < np.where(row >= 0, num_blocks[row], 0)

@@ -9,7 +9,9 @@ from typing import Final
 # --- header of the staging buffer -------------------------------------------------------------
 NUM_REQS: Final = 0  # requests of the step
 NUM_REQS_FILL: Final = 1  # seq_lens and query_start_loc are padded up to this request
-NUM_TOKENS: Final = 2  # scheduled tokens; negative = query_start_loc[num_reqs] of the device, at most -this - 1
+NUM_TOKENS: Final = (
+    2  # scheduled tokens; negative = query_start_loc[num_reqs] of the device, at most -this - 1
+)
 NUM_TOKENS_FILL: Final = 3  # slots and positions are padded up to this token
 NUM_WRITES: Final = 4  # records of the writes section
 WRITES: Final = 5  # offset of int32 [num_writes, WRITE_WORDS]
