@@ -1,1 +1,29 @@
-"""Torch-free bookkeeping of a paged KV cache."""
+"""Torch-free bookkeeping of a paged KV cache for LLM inference.
+
+Block tables (`MultiGroupBlockTable`, `BlockTable`) say where each token of each request lies, and
+commit their changes to the device in one copy; `BlockPool` and `SequenceBlockTable` say who owns which
+block.
+"""
+
+from pagedkv.allocation.block_pool import BlockPool as BlockPool
+from pagedkv.allocation.sequence_table import SequenceBlockTable as SequenceBlockTable
+from pagedkv.backends import get_backend as get_backend
+from pagedkv.constants import NULL_BLOCK_ID as NULL_BLOCK_ID
+from pagedkv.constants import PAD_SLOT_ID as PAD_SLOT_ID
+from pagedkv.errors import BackendUnavailableError as BackendUnavailableError
+from pagedkv.errors import CapacityError as CapacityError
+from pagedkv.errors import DoubleFreeError as DoubleFreeError
+from pagedkv.errors import InvalidBlockError as InvalidBlockError
+from pagedkv.errors import OutOfBlocksError as OutOfBlocksError
+from pagedkv.errors import PagedKVError as PagedKVError
+from pagedkv.errors import StaleSequenceError as StaleSequenceError
+from pagedkv.mirror import HostMirror as HostMirror
+from pagedkv.specs import ContextParallel as ContextParallel
+from pagedkv.specs import KernelView as KernelView
+from pagedkv.specs import KVCacheGroupSpec as KVCacheGroupSpec
+from pagedkv.tables.block_table import BlockTable as BlockTable
+from pagedkv.tables.captured import CapturedStep as CapturedStep
+from pagedkv.tables.multi_group import MultiGroupBlockTable as MultiGroupBlockTable
+from pagedkv.tables.step import Step as Step
+
+__version__ = "0.1.0"

@@ -83,9 +83,9 @@ class HostMirror:
                 f"groups x max_num_reqs must fit int32, got {len(self.widths)} x {max_num_reqs} (use fewer rows)"
             )
         self.blocks = _aligned_zeros(self.offsets[-1])
-        self.layout = np.array(
-            list(zip(self.offsets, self.widths, limits, strict=False)), np.int64
-        ).reshape(-1, 3)
+        self.layout = np.array(list(zip(self.offsets, self.widths, limits, strict=False)), np.int64).reshape(
+            -1, 3
+        )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self._resize_subscribers(0)
 

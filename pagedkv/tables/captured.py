@@ -1,0 +1,104 @@
+"""CapturedStep: a step for a consumer's own CUDA graph, with a staging buffer of its own."""
+
+from typing import Any
+
+from pagedkv.checks import check_int
+from pagedkv.errors import CapacityError, PagedKVError
+from pagedkv.tables.committer import Committer, Sizes, Staging, decode_words, token_bucket
+from pagedkv.tables.inputs import step_inputs
+from pagedkv.tables.pack import Mode
+from pagedkv.tables.staging import bucket
+from pagedkv.tables.step import Step
+
+__all__ = ["CapturedStep"]
+
+
+class CapturedStep:
+    """A step whose copy and kernels can be captured: fixed addresses, fixed sizes, a private buffer.
+
+    Call `enqueue(stream)` while the consumer's graph is captured. Then, for each replay: `pack(...)`,
+    launch the graph, and `mark_replayed(stream)`, which is what lets the next `pack` wait for the copy.
+
+    Parameters
+    ----------
+    committer : Committer
+    num_reqs_padded, num_tokens_padded : int
+        Sizes that every replay hands out, padding included.
+    max_new_blocks : int, optional
+        Blocks (and changed ranges) that one replay carries at most, over all groups; one per request
+        and group where None.
+    out : int
+        Output set.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        num_reqs_padded: int,
+        num_tokens_padded: int,
+        max_new_blocks: int | None,
+        out: int,
+    ) -> None:
+        geometry = committer.geometry
+        self._num_reqs = check_int("num_reqs_padded", num_reqs_padded, 0, geometry.max_num_reqs)
+        self._num_tokens = check_int(
+            "num_tokens_padded", num_tokens_padded, 0, geometry.max_num_batched_tokens
+        )
+        check_int("out", out, 0, len(committer.outputs) - 1)
+        words = bucket(decode_words(geometry.max_num_reqs, len(geometry.specs), max_new_blocks))
+        self._committer, self._out = committer, out
+        self._buffer = committer.backend.host_buffer(words)
+        self._staging = Staging(committer.backend, words)
+        stable = committer.mode is Mode.STABLE
+        tokens = token_bucket(max(num_tokens_padded, 1))
+        self._sizes = Sizes(words, tokens, token_bucket(geometry.max_num_reqs) if stable else 0, True)  # noqa: FBT003
+        self._awaits_replay = False
+        # Binding and compiling must not happen inside the consumer's capture.
+        self._run = committer.enqueue(self._buffer, self._staging, self._sizes, out, (None, None, None))
+        committer.backend.compile()
+
+    def enqueue(self, stream: Any = None) -> None:
+        """Enqueue the copy and the kernels on a stream, which may be capturing."""
+        self._run(self._committer.backend.stream(stream))
+
+    def pack(
+        self, num_reqs: int, query_start_loc: Any, num_computed_tokens: Any, *, rows: Any = None
+    ) -> Step:
+        """Write the next replay's step into the private buffer, once its last copy has run.
+
+        Arguments as `MultiGroupBlockTable.commit`; positions are formed on the device.
+
+        Raises
+        ------
+        PagedKVError
+            The last packed step was not replayed, or `mark_replayed` was not called.
+        CapacityError
+            The step has more requests, tokens or new blocks than the capture holds; nothing changed.
+        """
+        if self._awaits_replay:
+            raise PagedKVError("captured step must be replayed, and mark_replayed called, before pack")
+        if num_reqs > self._num_reqs:
+            raise CapacityError(f"num_reqs must be at most the captured {self._num_reqs}, got {num_reqs}")
+        committer = self._committer
+        if (rows is None) == (committer.mode is Mode.STABLE):
+            raise ValueError("rows must be given exactly when the table has stable rows")
+        inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
+        outputs = committer.outputs[self._out]
+        self._buffer.event.synchronize()
+        code, value, num_tokens = committer.pack(
+            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, outputs, committer.mode
+        )
+        if code:
+            raise CapacityError(
+                f"captured step must fit {self._buffer.words.size} words, got {value} "
+                "(raise max_new_blocks, or commit the new rows before)"
+            )
+        outputs.tokens_seen, outputs.reqs_seen = num_tokens, num_reqs
+        self._awaits_replay = True
+        return Step(outputs, num_reqs, self._num_reqs, num_tokens, self._num_tokens, self._buffer.event)
+
+    def mark_replayed(self, stream: Any = None) -> None:
+        """Say that the graph was launched on `stream` after `pack`."""
+        backend = self._committer.backend
+        self._committer.finish(self._buffer.event, backend.stream(stream))
+        self._awaits_replay = False

@@ -1,0 +1,113 @@
+"""Geometry: where each group's table and kernel views lie, as the host and the kernels see it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.kernels import _layout as layout
+from pagedkv.specs import ContextParallel, KVCacheGroupSpec
+
+__all__ = ["Geometry"]
+
+_ALIGNMENT = 64  # int32 elements: every table starts on 256 bytes, as DLPack consumers expect
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Shapes and places of a table set; built once, never changed.
+
+    Parameters
+    ----------
+    specs : tuple of KVCacheGroupSpec
+    widths : tuple of int
+        Columns of each group's table, in blocks.
+    max_num_reqs, max_num_batched_tokens, max_model_len : int
+        Limits: rows; tokens of a step; tokens of a sequence.
+    table_offsets : tuple of int
+        First element of each group's table in the arena, and its total size.
+    view_offsets : tuple of tuple of int
+        First element of each group's kernel views in the kernel-table arena.
+    num_kernel_elements : int
+        Size of that arena.
+    groups : int64 [num_groups, GEOMETRY_WORDS]
+    views : int64 [num_views, VIEW_WORDS]
+    """
+
+    specs: tuple[KVCacheGroupSpec, ...]
+    widths: tuple[int, ...]
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    table_offsets: tuple[int, ...]
+    view_offsets: tuple[tuple[int, ...], ...]
+    num_kernel_elements: int
+    groups: npt.NDArray[np.int64]
+    views: npt.NDArray[np.int64]
+
+    @classmethod
+    def build(
+        cls,
+        specs: Sequence[KVCacheGroupSpec],
+        widths: Sequence[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_model_lens: Sequence[int],
+        context_parallel: ContextParallel,
+    ) -> "Geometry":
+        """Place every table and view, and write down what the kernels need of each group."""
+        groups = np.zeros((len(specs), layout.GEOMETRY_WORDS), np.int64)
+        views, view_offsets = [], []
+        table_end = kernel_end = 0
+        table_offsets = []
+        for g, (spec, width) in enumerate(zip(specs, widths, strict=True)):
+            shard = spec.shard(context_parallel)
+            groups[g, layout.FIRST_VIEW], groups[g, layout.NUM_VIEWS] = len(views), len(spec.views())
+            offsets = []
+            for ratio, stride in spec.views():
+                views.append((kernel_end, ratio, stride))
+                offsets.append(kernel_end)
+                kernel_end = _aligned(kernel_end + max_num_reqs * width * ratio)
+            groups[g, layout.TABLE_OFFSET : layout.FIRST_VIEW] = (
+                table_end,
+                width,
+                max_num_reqs,
+                spec.block_size,
+                shard.world_size,
+                shard.rank,
+                shard.interleave,
+                spec.slot_mapping,
+                max_model_lens[g],
+                -1 if spec.sliding_window is None else spec.sliding_window - 1,
+            )
+            groups[g, layout.SLOT_STRIDE] = slot_stride(max_num_batched_tokens)
+            table_offsets.append(table_end)
+            table_end = _aligned(table_end + max_num_reqs * width)
+            view_offsets.append(tuple(offsets))
+        return cls(
+            tuple(specs),
+            tuple(widths),
+            max_num_reqs,
+            max_num_batched_tokens,
+            max(max_model_lens, default=0),
+            (*table_offsets, table_end),
+            tuple(view_offsets),
+            kernel_end,
+            groups,
+            np.array(views, np.int64).reshape(-1, layout.VIEW_WORDS),
+        )
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some group hands out NULL below a sliding window."""
+        return bool((self.groups[:, layout.WINDOW_REACH] >= 0).any())
+
+
+def slot_stride(max_num_batched_tokens: int) -> int:
+    """Elements from one group's slots to the next: rows of slots start on 256 bytes."""
+    return _aligned(max_num_batched_tokens)
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // _ALIGNMENT) * _ALIGNMENT

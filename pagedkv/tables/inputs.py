@@ -1,0 +1,107 @@
+"""Step inputs: told apart into host arrays, which travel with the step, and device arrays, read in place."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.checks import as_int32, check_shape
+from pagedkv.constants import MAX_INT32
+from pagedkv.tables.committer import Inputs
+
+__all__ = ["device_or_host", "step_inputs"]
+
+_NO_INT32 = np.empty(0, np.int32)
+_NO_INT64 = np.empty(0, np.int64)
+_HOST_ONLY = (None, None, None)
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+def step_inputs(
+    backend: Any,
+    num_reqs: int,
+    query_start_loc: Any,
+    num_computed_tokens: Any,
+    positions: Any = None,
+    rows: Any = None,
+) -> Inputs:
+    """Check types and shapes, and split host from device.
+
+    Raises
+    ------
+    TypeError
+        A wrong dtype, or an array of another device.
+    ValueError
+        A wrong shape.
+    """
+    if (
+        positions is None
+        and _is_plain(query_start_loc, num_reqs + 1)
+        and _is_plain(num_computed_tokens, num_reqs)
+    ):
+        lines = _NO_INT32 if rows is None else _host_rows(rows, num_reqs)
+        return Inputs(query_start_loc, num_computed_tokens, _NO_INT64, lines, -1, _HOST_ONLY)
+    starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, _INT32)
+    computed = device_or_host(backend, "num_computed_tokens", num_computed_tokens, num_reqs, _INT32)
+    where: tuple[Any, Any] = (_NO_INT64, None)
+    if positions is not None:
+        where = device_or_host(backend, "positions", positions, None, _INT64)
+    return Inputs(
+        starts[0],
+        computed[0],
+        where[0],
+        _NO_INT32 if rows is None else _host_rows(rows, num_reqs),
+        -1 if positions is None else int(positions.shape[0]),
+        (starts[1], computed[1], where[1]),
+    )
+
+
+def device_or_host(
+    backend: Any, name: str, array: Any, size: int | None, dtype: npt.DTypeLike
+) -> tuple[Any, Any]:
+    """Return (host array, None) or (empty, device array), checked.
+
+    A device array may be longer than the step (a persistent buffer); a host array may not.
+    """
+    if backend.is_device_array(array):
+        if array.dtype != dtype:
+            raise TypeError(f"{name} must be {np.dtype(dtype)} on the device, got {array.dtype}")
+        if array.ndim != 1 or not array.flags.c_contiguous or (size is not None and array.size < size):
+            raise ValueError(
+                f"{name} must be contiguous with at least {size or 0} elements in one dimension, "
+                f"got shape {list(array.shape)}"
+            )
+        return np.empty(0, dtype), array
+    if hasattr(array, "__cuda_array_interface__") and not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{name} must be a NumPy array or a CuPy array of the table's device on backend "
+            f"{backend.name!r}, got {type(array).__name__} (convert it with cupy.from_dlpack)"
+        )
+    if dtype == _INT32:
+        host = as_int32(name, array, -MAX_INT32 - 1)
+    else:
+        host = np.ascontiguousarray(array)
+        if host.dtype != dtype or host.ndim != 1:
+            raise TypeError(f"{name} must be int64 in one dimension, got {host.dtype} {list(host.shape)}")
+    if size is not None:
+        check_shape(name, host, (size,), "[num_reqs + 1]" if name == "query_start_loc" else "[num_reqs]")
+    return host if host.flags.writeable else host.copy(), None
+
+
+def _is_plain(array: Any, size: int) -> bool:
+    # The arrays of an ordinary step: nothing to convert. Writeable, since the compiled code would be
+    # compiled once more for read-only ones.
+    return (
+        type(array) is np.ndarray
+        and array.dtype == _INT32
+        and array.shape == (size,)
+        and bool(array.flags.carray)
+    )
+
+
+def _host_rows(rows: Any, num_reqs: int) -> npt.NDArray[np.int32]:
+    if _is_plain(rows, num_reqs):
+        return rows  # type: ignore[no-any-return]
+    lines = as_int32("rows", rows, -MAX_INT32 - 1)
+    check_shape("rows", lines, (num_reqs,), "[num_reqs]")
+    return lines if lines.flags.writeable else lines.copy()

@@ -1,0 +1,372 @@
+"""MultiGroupBlockTable: the block tables of all KV-cache groups, committed together."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pagedkv.backends import get_backend
+from pagedkv.checks import check_int
+from pagedkv.errors import CapacityError, PagedKVError
+from pagedkv.mirror import HostMirror
+from pagedkv.specs import ContextParallel, KVCacheGroupSpec, max_block_id, table_width
+from pagedkv.tables.block_table import BlockTable
+from pagedkv.tables.captured import CapturedStep
+from pagedkv.tables.committer import Committer
+from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.inputs import step_inputs
+from pagedkv.tables.separate import compute_slot_mapping
+from pagedkv.tables.step import Step
+from pagedkv.tables.warmup import warmup
+
+__all__ = ["MultiGroupBlockTable"]
+
+_SINGLE_DEVICE = ContextParallel()
+
+
+class MultiGroupBlockTable:
+    """Block tables of several KV-cache groups over the same requests.
+
+    Row operations write the host mirror; `commit` brings the device up to date, in one copy for all
+    groups, and returns the step's arrays. Not thread-safe: one writer, one committer at a time.
+
+    Parameters
+    ----------
+    groups : sequence of KVCacheGroupSpec or int
+        The groups; an int is a plain block size, in tokens.
+    max_num_reqs : int
+        Rows of each table.
+    max_model_len : int
+        Longest sequence, in tokens; positions at or past it are never written.
+    max_num_batched_tokens : int
+        Most tokens of one step, padding included.
+    context_parallel : ContextParallel
+        World, rank and interleave; sharded groups hold this rank's share.
+    token_alignment : int or None
+        Each row's width in tokens is a multiple of it (128 serves the TRT-LLM and CUTLASS MLA kernels).
+    stable_rows : bool
+        False: row i of the table is request i of the batch. True: a request keeps its row, and each
+        step names the `rows` in batch order.
+    backend : {"auto", "numpy", "numba", "cupy"}
+    device : int, optional
+        CUDA device number; CuPy's current device where None.
+    mirror : HostMirror, optional
+        Commit an existing mirror (of the same rows and widths) instead of a new one.
+    staging_depth : int
+        Pinned buffers in the ring: commits in flight before the host waits.
+    slot_dtype : dtype
+        int64, or int32 for consumers that want it; block ids whose slots do not fit are refused.
+
+    Raises
+    ------
+    ValueError
+        Sizes that do not fit each other; see the message.
+    BackendUnavailableError
+        The backend cannot run here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> table = MultiGroupBlockTable([16, 32], 4, 512, 64, backend="numpy")
+    >>> table.add_row(([5, 8], [3]), 0)
+    >>> step = table.commit(1, np.array([0, 3], np.int32), np.array([15], np.int32))
+    >>> step.slot_mapping(0), step.slot_mapping(1)
+    (array([ 95, 128, 129]), array([111, 112, 113]))
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroupSpec | int],
+        max_num_reqs: int,
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        *,
+        context_parallel: ContextParallel = _SINGLE_DEVICE,
+        token_alignment: int | None = 128,
+        stable_rows: bool = False,
+        backend: str = "auto",
+        device: int | None = None,
+        mirror: HostMirror | None = None,
+        staging_depth: int = 3,
+        slot_dtype: Any = np.int64,
+    ) -> None:
+        specs = [g if isinstance(g, KVCacheGroupSpec) else KVCacheGroupSpec(g) for g in groups]
+        length = check_int("max_model_len", max_model_len, 1)
+        self.max_num_reqs = check_int("max_num_reqs", max_num_reqs, 1)
+        self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        self.stable_rows = stable_rows
+        widths = [table_width(spec, length, context_parallel, token_alignment) for spec in specs]
+        bits = 8 * np.dtype(slot_dtype).itemsize
+        limits = [max_block_id(spec, bits) for spec in specs]
+        self.mirror = HostMirror(self.max_num_reqs, widths, limits) if mirror is None else mirror
+        if self.mirror.widths != tuple(widths) or self.mirror.max_num_reqs != self.max_num_reqs:
+            raise ValueError(
+                f"mirror must have {self.max_num_reqs} rows of widths {widths}, "
+                f"got {self.mirror.max_num_reqs} rows of widths {list(self.mirror.widths)}"
+            )
+        geometry = Geometry.build(
+            specs,
+            widths,
+            self.max_num_reqs,
+            self.max_num_batched_tokens,
+            [length] * len(specs),
+            context_parallel,
+        )
+        self._committer = Committer(
+            get_backend(backend, device, slot_dtype),
+            geometry,
+            self.mirror,
+            stable_rows=stable_rows,
+            staging_depth=check_int("staging_depth", staging_depth, 1),
+        )
+        self._groups = tuple(BlockTable._of(self, self._committer, g) for g in range(len(specs)))  # noqa: SLF001
+
+    # --- what it is ---------------------------------------------------------------------------
+
+    def __getitem__(self, group: int) -> BlockTable:
+        """Return the table of one group."""
+        return self._groups[group]
+
+    def __len__(self) -> int:
+        """Return the number of groups."""
+        return len(self._groups)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of KV-cache groups."""
+        return len(self._groups)
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend in use."""
+        return self._committer.backend.name  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> int | None:
+        """CUDA device number, None on the numpy backend."""
+        return self._committer.backend.device  # type: ignore[no-any-return]
+
+    @property
+    def num_h2d_copies(self) -> int:
+        """Host-to-device copies enqueued so far (on NumPy: staged)."""
+        return self._committer.num_h2d_copies
+
+    @property
+    def num_h2d_bytes(self) -> int:
+        """Bytes of those copies."""
+        return self._committer.num_h2d_bytes
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def add_row(self, block_ids: Sequence[Any], row: int) -> None:
+        """Replace a row in every group: one list of ids a group, None to leave a group alone.
+
+        Raises
+        ------
+        CapacityError, ValueError, TypeError
+            As `add_rows`; no group was changed.
+        """
+        self.mirror.add_rows([row], *_flat(block_ids, self.num_groups))
+
+    def append_row(self, block_ids: Sequence[Any], row: int) -> None:
+        """Append to a row in every group: one list of ids a group, empty or None for nothing."""
+        self.mirror.append_rows([row], *_flat(block_ids, self.num_groups))
+
+    def clear_row(self, row: int) -> None:
+        """Empty a row in every group."""
+        self.mirror.clear_rows([row])
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Move a row onto another in every group; the source becomes empty."""
+        self.mirror.move_rows([src], [tgt])
+
+    def swap_row(self, a: int, b: int) -> None:
+        """Exchange two rows in every group."""
+        self.mirror.swap_row(a, b)
+
+    def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
+        """Replace rows in one call.
+
+        Parameters
+        ----------
+        rows : array_like of int32, shape [n]
+        counts : array_like of int32, shape [G, n]
+            Blocks for each row and group; -1 leaves the row of that group alone.
+        block_ids : array_like of int32, shape [sum of counts]
+            Ids, group by group, and row by row within a group.
+
+        Raises
+        ------
+        CapacityError
+            A row would exceed its width.
+        ValueError, TypeError
+            A row, count or id is out of range or of the wrong type, or their numbers do not match.
+        """
+        self.mirror.add_rows(rows, counts, block_ids)
+
+    def append_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
+        """Append to rows in one call; arguments and errors as `add_rows`."""
+        self.mirror.append_rows(rows, counts, block_ids)
+
+    def clear_rows(self, rows: Any) -> None:
+        """Empty rows in every group."""
+        self.mirror.clear_rows(rows)
+
+    def move_rows(self, srcs: Any, tgts: Any) -> None:
+        """Move rows pair by pair, in order; each source becomes empty."""
+        self.mirror.move_rows(srcs, tgts)
+
+    def null_columns(self, rows: Any, starts: Any, ends: Any, group: int = 0) -> None:
+        """Set columns [start, end) of rows to NULL and keep the counts (blocks out of the window)."""
+        self.mirror.null_columns(rows, starts, ends, group)
+
+    def clear(self) -> None:
+        """Empty all rows of all groups; the device follows at the next commit."""
+        self.mirror.clear()
+
+    # --- commits ------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        num_reqs: int,
+        query_start_loc: Any,
+        num_computed_tokens: Any,
+        *,
+        rows: Any = None,
+        num_reqs_padded: int | None = None,
+        num_tokens_padded: int | None = None,
+        positions: Any = None,
+        out: int = 0,
+        stream: Any = None,
+    ) -> Step:
+        """Bring the device up to date and map this step's tokens to slots, in one copy.
+
+        Everything is enqueued on `stream`; nothing is waited for, except a staging buffer whose own
+        copy has not run yet.
+
+        Parameters
+        ----------
+        num_reqs : int
+            Requests of the step, at most max_num_reqs.
+        query_start_loc : int32 [num_reqs + 1]
+            Prefix sums of scheduled tokens, starting with 0. On the host or the device.
+        num_computed_tokens : int32 [num_reqs]
+            Tokens of each request computed before this step. On the host or the device.
+        rows : int32 [num_reqs], optional
+            With stable rows: the table row of each request, -1 for a dummy; repeats are legal. Host.
+        num_reqs_padded, num_tokens_padded : int, optional
+            Sizes that the consumer reads, for CUDA graphs: padded rows are NULL, padded slots PAD.
+        positions : int64 [num_tokens], optional
+            Position of each token, on the host or the device; formed from the above where None.
+        out : int
+            Output set to write; see `outputs`.
+        stream : CuPy stream, optional
+            CuPy's current stream of the table's device where None.
+
+        Returns
+        -------
+        Step
+            Device views, in batch order, valid until the next commit into the same output set.
+
+        Raises
+        ------
+        CapacityError, ValueError, TypeError
+            Sizes, order, dtype or device are wrong; nothing was enqueued or changed.
+        PagedKVError
+            The stream is being captured; use `captured_step`.
+        """
+        committer = self._committer
+        padded = num_reqs if num_reqs_padded is None else num_reqs_padded
+        if not 0 <= num_reqs <= padded <= self.max_num_reqs:
+            raise CapacityError(
+                f"num_reqs <= num_reqs_padded must lie in [0, max_num_reqs = {self.max_num_reqs}], "
+                f"got {num_reqs} and {padded}"
+            )
+        tokens_padded = -1 if num_tokens_padded is None else num_tokens_padded
+        if tokens_padded > self.max_num_batched_tokens:
+            raise CapacityError(
+                f"num_tokens_padded must be at most max_num_batched_tokens = {self.max_num_batched_tokens}, "
+                f"got {tokens_padded}"
+            )
+        if (rows is None) == self.stable_rows:
+            raise ValueError(
+                f"rows must {'' if self.stable_rows else 'not '}be given when stable_rows is {self.stable_rows}"
+            )
+        if not 0 <= out < len(committer.outputs):
+            raise ValueError(
+                f"out must name one of {len(committer.outputs)} output sets, got {out} (make more with outputs(n))"
+            )
+        inputs = step_inputs(
+            committer.backend, num_reqs, query_start_loc, num_computed_tokens, positions, rows
+        )
+        stream = committer.backend.stream(stream)
+        if committer.backend.is_capturing(stream):
+            raise PagedKVError(
+                "commit must not be captured: the host packs each step (capture captured_step(...) instead)"
+            )
+        buffer, num_tokens = committer.commit(inputs, num_reqs, padded, tokens_padded, out, stream)
+        if num_tokens < 0:
+            handed_out, known = -num_tokens - 1, None
+        else:
+            handed_out = known = num_tokens
+        if tokens_padded >= 0:
+            handed_out = tokens_padded
+        return Step(committer.outputs[out], num_reqs, padded, known, handed_out, buffer.event)
+
+    def commit_block_table(self, num_reqs: int | None = None, stream: Any = None) -> None:
+        """Send every changed row to the device, whatever `num_reqs`; no copy where nothing changed."""
+        if num_reqs is not None:
+            check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
+        self._committer.commit_rows(self._committer.backend.stream(stream))
+
+    def compute_slot_mapping(
+        self,
+        num_reqs: int,
+        query_start_loc: Any,
+        positions: Any,
+        *,
+        rows: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Map tokens to slots in every group, from the committed tables; see `BlockTable`."""
+        compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, stream)
+
+    def outputs(self, num: int) -> None:
+        """Make sure that there are `num` persistent output sets, so that steps in flight keep theirs."""
+        self._committer.add_outputs(check_int("number of output sets", num, 1))
+
+    def captured_step(
+        self,
+        num_reqs_padded: int,
+        num_tokens_padded: int,
+        *,
+        max_new_blocks: int | None = None,
+        out: int = 0,
+    ) -> CapturedStep:
+        """Return a step that can be captured in anyone's CUDA graph; see `CapturedStep`."""
+        return CapturedStep(self._committer, num_reqs_padded, num_tokens_padded, max_new_blocks, out)
+
+    def warmup(self, num_tokens: Iterable[int] = (), *, max_new_blocks: int | None = None) -> int:
+        """Compile the kernels and capture the graphs that steps will need; returns how many there are.
+
+        Parameters
+        ----------
+        num_tokens : iterable of int
+            Step sizes to expect, in tokens; decode steps of all sizes are always covered.
+        max_new_blocks : int, optional
+            Blocks that one step appends at most, over all groups; one per request and group where None.
+        """
+        return warmup(self._committer, num_tokens, max_new_blocks)
+
+
+def _flat(block_ids: Sequence[Any], num_groups: int) -> tuple[Any, Any]:
+    if len(block_ids) != num_groups:
+        raise ValueError(
+            f"block_ids must hold one list for each of {num_groups} groups, got {len(block_ids)}"
+        )
+    lists = [np.empty(0, np.int32) if ids is None else np.asarray(ids) for ids in block_ids]
+    counts = [[-1 if ids is None else flat.size] for ids, flat in zip(block_ids, lists, strict=True)]
+    filled = [flat for flat in lists if flat.size]
+    return np.array(counts, np.int32).reshape(num_groups, 1), (
+        np.concatenate(filled) if filled else np.empty(0, np.int32)
+    )

@@ -1,0 +1,35 @@
+"""The words in which a step is refused; raised before anything was changed or enqueued."""
+
+from typing import NoReturn
+
+from pagedkv.errors import CapacityError
+from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.pack import PackFault
+
+__all__ = ["refuse"]
+
+
+def refuse(code: int, value: int, place: int, geometry: Geometry, tokens_padded: int) -> NoReturn:
+    """Raise the error of a packing fault."""
+    match code:
+        case PackFault.FIRST_START:
+            message = f"query_start_loc must start with 0, got {value}"
+        case PackFault.START_ORDER:
+            message = f"query_start_loc must not decrease, got {value} at place {place} after a larger value"
+        case PackFault.TOKENS:
+            raise CapacityError(
+                f"query_start_loc must end at or below max_num_batched_tokens = "
+                f"{geometry.max_num_batched_tokens}, got {value} (schedule fewer tokens)"
+            )
+        case PackFault.TOKENS_PADDED:
+            message = f"num_tokens_padded must be at least the {value} scheduled tokens, got {tokens_padded}"
+        case PackFault.POSITIONS:
+            message = f"positions must hold the {value} scheduled tokens, got {place}"
+        case PackFault.ROWS:
+            message = f"rows must lie in [-1, {geometry.max_num_reqs - 1}], got {value} at place {place}"
+        case _:
+            message = (
+                f"rows in the padding [num_reqs, num_reqs_padded) must be empty, got live row {value} "
+                f"in group {place} (clear it, or move it into the batch)"
+            )
+    raise ValueError(message)

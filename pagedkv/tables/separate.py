@@ -1,0 +1,82 @@
+"""compute_slot_mapping apart from a commit: from tables on the device, for arrays of either kind."""
+
+from typing import Any
+
+import numpy as np
+
+from pagedkv.checks import check_int
+from pagedkv.errors import CapacityError
+from pagedkv.kernels import _grid as grids
+from pagedkv.tables.committer import Committer
+from pagedkv.tables.inputs import device_or_host
+from pagedkv.tables.pack import PackFault
+from pagedkv.tables.refusals import refuse
+
+__all__ = ["compute_slot_mapping"]
+
+
+def compute_slot_mapping(
+    committer: Committer, num_reqs: int, query_start_loc: Any, positions: Any, rows: Any, stream: Any
+) -> None:
+    """Check, stage what lies on the host (one copy each), and launch slot_mapping over all groups."""
+    geometry, backend = committer.geometry, committer.backend
+    check_int("num_reqs", num_reqs, 0, geometry.max_num_reqs)
+    starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, np.int32)
+    where = device_or_host(backend, "positions", positions, None, np.int64)
+    lines = (None, None)
+    if rows is not None:
+        lines = device_or_host(backend, "rows", rows, num_reqs, np.int32)
+    num_positions = int(positions.shape[0]) if hasattr(positions, "shape") else len(positions)
+    if starts[1] is None:
+        num_tokens = _check_starts(committer, starts[0], num_reqs, num_positions)
+    else:
+        num_tokens = -min(num_positions, geometry.max_num_batched_tokens) - 1
+    if rows is not None and lines[1] is None:
+        _check_rows(committer, lines[0])
+    stream = backend.stream(stream)
+    capacity = (geometry.max_num_reqs + 1, geometry.max_num_batched_tokens, geometry.max_num_reqs)
+    names = ("query_start_loc", "positions", "rows")
+    inputs = [
+        device if host is None or device is not None else committer.stage(name, host, room, stream)
+        for name, room, (host, device) in zip(
+            names, capacity, (starts, _cut(where, num_tokens), lines), strict=True
+        )
+    ]
+    outputs = committer.outputs[0]
+    most = num_tokens if num_tokens >= 0 else -num_tokens - 1
+    fill = max(most, outputs.tokens_seen)
+    scalars = (num_reqs, num_tokens, fill, int(rows is not None))
+    committer.order(stream)
+    launch = committer.bind_slot_mapping((inputs[0], inputs[1], inputs[2]), scalars)
+    launch(grids.slot_mapping(max(fill, 1), 0, max(len(geometry.specs), 1)), stream)
+    outputs.tokens_seen = most
+
+
+def _check_starts(committer: Committer, starts: Any, num_reqs: int, num_positions: int) -> int:
+    geometry, total = committer.geometry, int(starts[num_reqs])
+    if starts[0] != 0:
+        refuse(PackFault.FIRST_START, int(starts[0]), 0, geometry, -1)
+    drops = np.nonzero(np.diff(starts) < 0)[0]
+    if drops.size:
+        refuse(PackFault.START_ORDER, int(starts[drops[0] + 1]), int(drops[0]) + 1, geometry, -1)
+    if total > geometry.max_num_batched_tokens:
+        refuse(PackFault.TOKENS, total, num_reqs, geometry, -1)
+    if num_positions < total:
+        refuse(PackFault.POSITIONS, total, num_positions, geometry, -1)
+    return total
+
+
+def _check_rows(committer: Committer, rows: Any) -> None:
+    wrong = np.nonzero((rows < -1) | (rows >= committer.geometry.max_num_reqs))[0]
+    if wrong.size:
+        refuse(PackFault.ROWS, int(rows[wrong[0]]), int(wrong[0]), committer.geometry, -1)
+
+
+def _cut(where: tuple[Any, Any], num_tokens: int) -> tuple[Any, Any]:
+    host, device = where
+    if device is not None:
+        return host, device
+    most = num_tokens if num_tokens >= 0 else -num_tokens - 1
+    if host.size < most:
+        raise CapacityError(f"positions must hold {most} tokens, got {host.size}")
+    return host[:most], None

@@ -1,0 +1,123 @@
+"""Step: what one commit hands to the attention kernels, as views of persistent device arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from pagedkv.constants import PAD_SLOT_ID
+from pagedkv.tables.device_tables import DeviceTables
+from pagedkv.tables.geometry import Geometry, slot_stride
+
+__all__ = ["OutputSet", "Step"]
+
+
+class OutputSet:
+    """One persistent set of step arrays; commits into other sets leave it alone.
+
+    Parameters
+    ----------
+    backend : backend
+    geometry : Geometry
+    shown : DeviceTables, optional
+        The tables that the step hands out, in batch order; tables of its own where None.
+    """
+
+    def __init__(self, backend: Any, geometry: Geometry, shown: DeviceTables | None) -> None:
+        self.is_stable = shown is None
+        self.shown = DeviceTables(backend, geometry, with_views=True) if shown is None else shown
+        self.max_num_tokens = geometry.max_num_batched_tokens
+        num_groups, max_num_reqs = len(geometry.specs), geometry.max_num_reqs
+        stride = slot_stride(self.max_num_tokens)
+        self.slots = backend.full((num_groups, stride), PAD_SLOT_ID, backend.slot_dtype)
+        self.positions = backend.zeros(self.max_num_tokens, np.int64)
+        self.seq_lens = backend.zeros(max_num_reqs, np.int32)
+        self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
+        # What is shown where (host): row and its version at each batch position.
+        self.batch = np.full((2, max_num_reqs if self.is_stable else 0), -1, np.int64)
+        self.reqs_seen = self.tokens_seen = 0
+        self._cached: dict[tuple[str, int, int], Any] = {}
+
+    def slot_mapping(self, group: int, num_tokens: int) -> Any:
+        """Slots of one group, int64 [num_tokens]; a view, made once."""
+        return self._view("slots", group, num_tokens)
+
+    def view(self, name: str, num: int) -> Any:
+        """Return the first `num` elements of a step array; a view, made once."""
+        return self._view(name, -1, num)
+
+    def _view(self, name: str, group: int, num: int) -> Any:
+        found = self._cached.get((name, group, num))
+        if found is None:
+            array = getattr(self, name)
+            found = self._cached[name, group, num] = (array if group < 0 else array[group])[:num]
+        return found
+
+
+class Step:
+    """Device views of one committed step; valid until the next commit into the same output set.
+
+    Parameters
+    ----------
+    outputs : OutputSet
+        The arrays behind the views.
+    num_reqs, num_reqs_padded : int
+        Requests of the step, and rows handed out; padding rows are NULL.
+    num_tokens : int or None
+        Scheduled tokens; None where only the device knows (query_start_loc was a device array).
+    num_tokens_padded : int
+        Slots and positions handed out; PAD and 0 past the last token.
+    ready : event
+        Done once the arrays hold this step's values.
+    """
+
+    __slots__ = (
+        "_outputs",
+        "num_reqs",
+        "num_reqs_padded",
+        "num_tokens",
+        "num_tokens_padded",
+        "ready",
+    )
+
+    def __init__(
+        self,
+        outputs: OutputSet,
+        num_reqs: int,
+        num_reqs_padded: int,
+        num_tokens: int | None,
+        num_tokens_padded: int,
+        ready: Any,
+    ) -> None:
+        self._outputs = outputs
+        self.num_reqs = num_reqs
+        self.num_reqs_padded = num_reqs_padded
+        self.num_tokens = num_tokens
+        self.num_tokens_padded = num_tokens_padded
+        self.ready = ready
+
+    def block_table(self, group: int = 0) -> Any:
+        """Block table in batch order, int32 [num_reqs_padded, width], in manager blocks."""
+        return self._outputs.shown.block_table(group, self.num_reqs_padded)
+
+    def kernel_block_table(self, group: int = 0, view: int = 0) -> Any:
+        """Block table in a view's kernel blocks, int32 [num_reqs_padded, width * ratio]."""
+        return self._outputs.shown.kernel_block_table(group, view, self.num_reqs_padded)
+
+    def slot_mapping(self, group: int = 0) -> Any:
+        """Slot of each token, int64 [num_tokens_padded]; PAD_SLOT_ID where nothing is written."""
+        return self._outputs.slot_mapping(group, self.num_tokens_padded)
+
+    @property
+    def query_start_loc(self) -> Any:
+        """Prefix sums of the query lengths, int32 [num_reqs_padded + 1]; the last value repeats."""
+        return self._outputs.view("query_start_loc", self.num_reqs_padded + 1)
+
+    @property
+    def seq_lens(self) -> Any:
+        """Computed plus scheduled tokens of each request, int32 [num_reqs_padded]; 0 in the padding."""
+        return self._outputs.view("seq_lens", self.num_reqs_padded)
+
+    @property
+    def positions(self) -> Any:
+        """Position of each token in its sequence, int64 [num_tokens_padded]; 0 in the padding."""
+        return self._outputs.view("positions", self.num_tokens_padded)
