@@ -84,11 +84,11 @@ def floors():
 
 
 @pytest.fixture
-def loud(tmp_path):
-    """A folder in which cupy, cupyx, torch and matplotlib exist and raise when they are imported."""
+def importable(tmp_path):
+    """A folder in which cupy, cupyx, torch and matplotlib can be imported, installed or not."""
     for library in ("cupy", "cupyx", "torch", "matplotlib"):
         (tmp_path / library).mkdir()
-        (tmp_path / library / "__init__.py").write_text("raise AssertionError('imported ' + __name__)\n")
+        (tmp_path / library / "__init__.py").touch()
     return tmp_path
 
 
@@ -97,13 +97,13 @@ CUDA = "{m for m in sys.modules if m.startswith(('numba.cuda', 'numba_cuda'))}"
 
 
 class TestWhatIsLoaded:
-    def test_import_loads_no_optional_library(self, loud):
+    def test_import_loads_no_optional_library(self, importable):
         """Neither CuPy nor numba.cuda nor torch, and nothing that draws."""
         code = f"import json, sys; import pagedkv; print(json.dumps(sorted({OPTIONAL} | {CUDA})))"
 
-        assert json.loads(run_python(code, loud, ROOT)) == []
+        assert json.loads(run_python(code, importable, ROOT)) == []
 
-    def test_numpy_backend_loads_no_optional_library(self, loud):
+    def test_numpy_backend_loads_no_optional_library(self, importable):
         """A whole step on the NumPy backend needs no more than the import does."""
         code = f"""
 import json, sys
@@ -115,15 +115,15 @@ step = table.commit(1, np.array([0, 2], np.int32), np.array([16], np.int32))
 assert list(step.slot_mapping(0)[:2]) == [64, 65]
 print(json.dumps(sorted({OPTIONAL} | {CUDA})))
 """
-        assert json.loads(run_python(code, loud, ROOT)) == []
+        assert json.loads(run_python(code, importable, ROOT)) == []
 
-    def test_the_command_line_loads_no_optional_library(self, loud):
+    def test_the_command_line_loads_no_optional_library(self, importable):
         code = f"""
 import json, sys
 import pagedkv.cli
 print(json.dumps(sorted({OPTIONAL} | {CUDA})))
 """
-        assert json.loads(run_python(code, loud, ROOT)) == []
+        assert json.loads(run_python(code, importable, ROOT)) == []
 
 
 NOWHERE = {"HOME": os.devnull, "XDG_CACHE_HOME": f"{os.devnull}/cache"}
