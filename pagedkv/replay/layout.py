@@ -38,6 +38,7 @@ class Layout:
         max_num_batched_tokens: int,
     ) -> None:
         self.specs = tuple(specs)
+        self.max_num_batched_tokens = max_num_batched_tokens
         self.context_parallel = context_parallel
         self.worlds = [spec.shard(context_parallel).world_size for spec in specs]
         positions = [spec.block_size * world for spec, world in zip(specs, self.worlds, strict=True)]

@@ -48,7 +48,11 @@ def numbered_lines(trace: str) -> Iterator[tuple[int, bytes]]:
 @contextmanager
 def _opened(trace: str) -> Iterator[io.BufferedReader]:
     if trace == STANDARD_INPUT:  # left open: it is not ours
-        yield io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer))
+        reader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer))
+        try:
+            yield reader
+        finally:
+            reader.detach()
         return
     with Path(trace).open("rb") as stream:
         yield stream

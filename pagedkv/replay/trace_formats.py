@@ -124,13 +124,13 @@ def _milliseconds(value: object) -> int:
 
 def _date(text: str) -> int:
     """Nanoseconds since 1970; the fraction is read by itself, since datetime stops at microseconds."""
-    whole, _, rest = text.partition(".")
+    whole, dot, rest = text.partition(".")
     fraction = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     try:
         moment = datetime.fromisoformat(whole + rest[len(fraction) :])
     except ValueError:
         raise TraceLineError("TIMESTAMP like 2023-11-16 18:15:46.6805900", text) from None
-    if rest and not 1 <= len(fraction) <= 9:
+    if dot and not 1 <= len(fraction) <= 9:
         raise TraceLineError("TIMESTAMP with 1 to 9 fractional digits", text)
     seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     return round(seconds) * 1_000_000_000 + int(fraction.ljust(9, "0"))
