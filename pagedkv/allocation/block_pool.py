@@ -6,8 +6,10 @@ import numpy as np
 
 from pagedkv.allocation import references
 from pagedkv.allocation.block_ids import as_block_ids
-from pagedkv.allocation.block_records import NUM_FREE, PINS, REFS, new_counters, new_records
+from pagedkv.allocation.block_records import PINS, REFS, Counters
+from pagedkv.allocation.events import room_for
 from pagedkv.allocation.free_queue import list_free
+from pagedkv.allocation.prefix_cache import PrefixCache
 from pagedkv.checks import IntArray, check_int
 from pagedkv.constants import NULL_BLOCK_ID
 from pagedkv.errors import DoubleFreeError, InvalidBlockError, OutOfBlocksError
@@ -15,18 +17,23 @@ from pagedkv.errors import DoubleFreeError, InvalidBlockError, OutOfBlocksError
 __all__ = ["BlockPool"]
 
 
-class BlockPool:
-    """A pool of equal blocks with reference counts and a documented order of reuse.
+class BlockPool(PrefixCache):
+    """A pool of equal blocks with reference counts, a prefix cache and a documented order of reuse.
 
-    Block 0 (`NULL_BLOCK_ID`) is never handed out. The others start free in ascending order; `allocate`
-    takes from the head of the free queue, and a `free` puts the blocks that nobody holds any more back
-    at the head, in the order given, so what was used last is reused first. No call depends on the
-    history otherwise: `allocate(n)` succeeds exactly when n blocks are free.
+    Block 0 (`NULL_BLOCK_ID`) is never handed out. The others start free in ascending order. `allocate`
+    takes from the head of the free queue. `free` puts the blocks that nobody holds any more back: those
+    without a key before the head, so what was used last is reused first, and cached ones behind the tail,
+    so they stay longest. A cached block loses its key when it is handed out; that is all that evicting
+    is. `allocate(n)` succeeds exactly when n blocks are free, whatever happened before.
 
     Parameters
     ----------
     num_blocks : int
         Blocks of the KV cache, the null block included; at least 1.
+    enable_prefix_caching : bool
+        Whether blocks can be published under keys; 40 bytes a block more.
+    enable_events : bool
+        Whether `take_events` tells what is cached and what is not any more.
 
     Examples
     --------
@@ -38,30 +45,14 @@ class BlockPool:
     array([3, 2, 1, 4, 5, 6, 7, 8, 9], dtype=int32)
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = check_int("num_blocks", num_blocks, low=1)
-        self._records = new_records(self.num_blocks)
-        self._counters = new_counters(self.num_blocks)
+    def __init__(
+        self, num_blocks: int, *, enable_prefix_caching: bool = False, enable_events: bool = False
+    ) -> None:
+        super().__init__(num_blocks, enable_prefix_caching=enable_prefix_caching, enable_events=enable_events)
         self._copies: dict[int, int] = {}  # target -> source, in the order in which they were asked for
 
     def __repr__(self) -> str:
         return f"BlockPool(num_blocks={self.num_blocks}, num_free_blocks={self.num_free_blocks})"
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody holds; the null block is not counted."""
-        return self._counters.item(NUM_FREE)
-
-    @property
-    def usage(self) -> float:
-        """Share of the blocks that are held, 0 to 1; the null block is not counted."""
-        usable = self.num_blocks - 1
-        return 1.0 - self.num_free_blocks / usable if usable else 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Host memory of the pool's arrays, in bytes: 16 a block."""
-        return int(self._records.nbytes + self._counters.nbytes)
 
     @property
     def ref_counts(self) -> IntArray:
@@ -75,7 +66,7 @@ class BlockPool:
 
     def free_block_ids(self) -> IntArray:
         """Return the free blocks in the order in which they will be handed out, int32 [num_free_blocks]."""
-        return list_free(self._records, self._counters)
+        return list_free(self._arrays.records, self._arrays.counters)
 
     def allocate(self, num_blocks: int) -> IntArray:
         """Take blocks from the head of the free queue, all or none; each is then held once.
@@ -101,19 +92,23 @@ class BlockPool:
         if num_blocks > self.num_free_blocks:  # before the ids get memory: the number may be absurd
             raise OutOfBlocksError(needed=num_blocks, free=self.num_free_blocks)
         block_ids = np.empty(num_blocks, np.int32)
-        references.take(self._records, self._counters, block_ids)
+        self._arrays = room_for(self._arrays, num_blocks)
+        references.take(*self._arrays, block_ids)
         return block_ids
 
-    def free(self, block_ids: Any) -> None:
+    def free(self, block_ids: Any, *, last: bool = False) -> None:
         """Drop one reference per id; a block that nobody holds any more is free.
 
         Repeated ids count as often as they occur, null ids are skipped (a table row can be passed as it
-        is). The freed blocks come to the head of the queue as one run in the given order. To keep the
-        front of a sequence longest, free its blocks from the last to the first.
+        is). The freed blocks keep the given order, in one run before the head of the queue (no key) and
+        one behind the tail (cached). Give a sequence's last block first: a block is of use to the cache
+        only as long as all before it are there.
 
         Parameters
         ----------
         block_ids : array_like of int, shape [n]
+        last : bool
+            Put blocks without a key behind the tail too, for readers that still look at them.
 
         Raises
         ------
@@ -123,9 +118,9 @@ class BlockPool:
             An id occurs more often than its block is held. In both cases nothing is freed.
         """
         ids = as_block_ids(block_ids)
-        place = references.release(self._records, self._counters, ids)
+        place = references.release(*self._holding, ids, last)
         if place != references.OK:
-            raise self._refusal(ids, place)
+            raise self._not_freeable(ids, place)
 
     def touch(self, block_ids: Any) -> None:
         """Add one reference per id, repeats counted; a free block leaves the queue, null ids are skipped.
@@ -140,13 +135,13 @@ class BlockPool:
             An id lies outside the pool; nothing is touched.
         """
         ids = as_block_ids(block_ids)
-        place = references.share(self._records, self._counters, ids)
+        place = references.share(self._arrays.records, self._arrays.counters, ids)
         if place != references.OK:
-            raise self._refusal(ids, place)
+            raise self._outside(ids, place)
 
     def num_owners(self, block_id: int) -> int:
         """How many table cells hold the block; pins do not count."""
-        return self._records.item(block_id, REFS) - self._records.item(block_id, PINS)
+        return self._arrays.records.item(block_id, REFS) - self._arrays.records.item(block_id, PINS)
 
     def copy_on_write(self, source: int, target: int) -> None:
         """Ask for a copy of a shared block and pass the caller's reference to `source` on to it.
@@ -163,7 +158,7 @@ class BlockPool:
             A block that only the caller holds.
         """
         root = self._copies.get(source, source)
-        references.pin_copy(self._records, source, root, target)
+        references.pin_copy(self._arrays.records, source, root, target)
         self._copies[target] = root
 
     def take_copies(self) -> IntArray:
@@ -179,21 +174,24 @@ class BlockPool:
         """
         pairs = np.array([(s, t) for t, s in self._copies.items()], np.int32).reshape(-1, 2)
         self._copies.clear()
-        references.unpin(self._records, self._counters, pairs.ravel())
+        references.unpin(*self._holding, pairs.ravel())
         return pairs
 
     def _column(self, column: int) -> IntArray:
-        view = self._records[:, column]
+        view = self._arrays.records[:, column]
         view.flags.writeable = False
         return view
 
-    def _refusal(self, ids: IntArray, place: int) -> Exception:
+    @property
+    def _holding(self) -> tuple[IntArray, Counters, IntArray]:
+        return self._arrays.records, self._arrays.counters, self._arrays.twins
+
+    def _not_freeable(self, ids: IntArray, place: int) -> InvalidBlockError | DoubleFreeError:
         block = int(ids[place])
-        where = f"block_ids[{place}]"
         if not NULL_BLOCK_ID <= block < self.num_blocks:
-            return InvalidBlockError(f"{where} must lie in [0, {self.num_blocks - 1}], got {block}")
+            return self._outside(ids, place)
         times = int(np.count_nonzero(ids[: place + 1] == block))
         return DoubleFreeError(
-            f"{where} frees block {block} {times} times: it is held {self.num_owners(block)} times "
-            "(free each table's blocks once)"
+            f"block_ids[{place}] frees block {block} {times} times: it is held {self.num_owners(block)} "
+            "times (free each table's blocks once)"
         )

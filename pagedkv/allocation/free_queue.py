@@ -6,15 +6,15 @@ changes anything.
 
 import numpy as np
 
-from pagedkv.allocation.block_records import NEXT, NUM_FREE, PREVIOUS, UNLINKED, Counters, Records
+from pagedkv.allocation.block_records import NEXT, NUM_FREE, PREVIOUS, UNLINKED, Counters
 from pagedkv.checks import IntArray
 from pagedkv.compiled import compiled
 
-__all__ = ["list_free", "pop_front", "push_front", "unlink"]
+__all__ = ["list_free", "pop_front", "push_back", "push_front", "unlink"]
 
 
 @compiled
-def pop_front(records: Records, counters: Counters, out: IntArray) -> None:
+def pop_front(records: IntArray, counters: Counters, out: IntArray) -> None:
     """Take `len(out)` blocks from the head, in order; the caller knows that there are that many."""
     block = records[0, NEXT]
     for i in range(out.size):
@@ -29,7 +29,7 @@ def pop_front(records: Records, counters: Counters, out: IntArray) -> None:
 
 
 @compiled
-def push_front(records: Records, counters: Counters, blocks: IntArray, count: int) -> None:
+def push_front(records: IntArray, counters: Counters, blocks: IntArray, count: int) -> None:
     """Put `blocks[:count]` before the head as one run: `blocks[0]` becomes the head."""
     following = records[0, NEXT]
     for i in range(count - 1, -1, -1):
@@ -43,7 +43,21 @@ def push_front(records: Records, counters: Counters, blocks: IntArray, count: in
 
 
 @compiled
-def unlink(records: Records, counters: Counters, block: int) -> None:
+def push_back(records: IntArray, counters: Counters, blocks: IntArray, first: int) -> None:
+    """Put `blocks[first:]` behind the tail, backwards: `blocks[first]` becomes the tail."""
+    before = records[0, PREVIOUS]
+    for i in range(blocks.size - 1, first - 1, -1):
+        block = blocks[i]
+        records[block, PREVIOUS] = before
+        records[before, NEXT] = block
+        before = block
+    records[0, PREVIOUS] = before
+    records[before, NEXT] = 0
+    counters[NUM_FREE] += blocks.size - first
+
+
+@compiled
+def unlink(records: IntArray, counters: Counters, block: int) -> None:
     """Take one block out of the middle of the list."""
     before, following = records[block, PREVIOUS], records[block, NEXT]
     records[before, NEXT] = following
@@ -54,7 +68,7 @@ def unlink(records: Records, counters: Counters, block: int) -> None:
 
 
 @compiled
-def list_free(records: Records, counters: Counters) -> IntArray:
+def list_free(records: IntArray, counters: Counters) -> IntArray:
     """Return the free blocks from head to tail, int32 [num_free]."""
     out = np.empty(counters[NUM_FREE], np.int32)
     block = records[0, NEXT]

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from pagedkv.allocation.block_records import NUM_FREE, PINS, REFS, Counters, Records
-from pagedkv.allocation.free_queue import pop_front, push_front, unlink
+from pagedkv.allocation.block_records import NUM_FREE, PINS, REFS, Counters, Keys
+from pagedkv.allocation.free_queue import pop_front, push_back, push_front, unlink
+from pagedkv.allocation.prefix_index import evict, is_cached
 from pagedkv.checks import IntArray
 from pagedkv.compiled import compiled
 
@@ -19,21 +20,38 @@ OK: Final = -1
 
 
 @compiled
-def take(records: Records, counters: Counters, out: IntArray) -> bool:
-    """Fill `out` with free blocks, each held once; False, and nothing changed, if there are too few."""
+def take(
+    records: IntArray,
+    counters: Counters,
+    keys: Keys,
+    twins: IntArray,
+    index: IntArray,
+    log: Keys,
+    out: IntArray,
+) -> bool:
+    """Fill `out` with free blocks, each held once; False, and nothing changed, if there are too few.
+
+    Evicting is nothing but this: a cached block that is handed out loses its key.
+    """
     if out.size > counters[NUM_FREE]:
         return False
     pop_front(records, counters, out)
+    if twins.shape[0] > 0:
+        evict(counters, keys, twins, index, log, out)
     for i in range(out.size):
         records[out[i], REFS] = 1
     return True
 
 
 @compiled
-def release(records: Records, counters: Counters, blocks: IntArray) -> int:
-    """Drop one reference per id, repeats counted; blocks nobody holds become the head in given order."""
-    released = np.empty(blocks.size, np.int32)
-    num_released = 0
+def release(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray, last: bool) -> int:
+    """Drop one reference per id, repeats counted.
+
+    Of the blocks nobody holds any more, uncached ones come before the head as one run and cached ones
+    behind the tail as another, both in the given order; with `last` all of them come behind the tail.
+    """
+    free = np.empty(blocks.size, np.int32)  # uncached ones from the front, cached ones from the back
+    front, back = 0, blocks.size
     for i in range(blocks.size):
         block = blocks[i]
         if block == 0:
@@ -46,14 +64,19 @@ def release(records: Records, counters: Counters, blocks: IntArray) -> int:
             return i
         records[block, REFS] -= 1
         if records[block, REFS] == 0:
-            released[num_released] = block
-            num_released += 1
-    push_front(records, counters, released, num_released)
+            if last or is_cached(twins, block):
+                back -= 1
+                free[back] = block
+            else:
+                free[front] = block
+                front += 1
+    push_front(records, counters, free, front)
+    push_back(records, counters, free, back)
     return OK
 
 
 @compiled
-def share(records: Records, counters: Counters, blocks: IntArray) -> int:
+def share(records: IntArray, counters: Counters, blocks: IntArray) -> int:
     """Add one reference per id, repeats counted; a free block leaves the queue, null ids are skipped."""
     for i in range(blocks.size):
         if blocks[i] < 0 or blocks[i] >= records.shape[0]:
@@ -69,7 +92,7 @@ def share(records: Records, counters: Counters, blocks: IntArray) -> int:
 
 
 @compiled
-def pin_copy(records: Records, owned: int, source: int, target: int) -> None:
+def pin_copy(records: IntArray, owned: int, source: int, target: int) -> None:
     """Pin both ends of a copy; the writer's reference to `owned` is gone with it, `target` is its own.
 
     `source` differs from `owned` where `owned` is itself the target of a pending copy.
@@ -81,8 +104,8 @@ def pin_copy(records: Records, owned: int, source: int, target: int) -> None:
 
 
 @compiled
-def unpin(records: Records, counters: Counters, blocks: IntArray) -> None:
+def unpin(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray) -> None:
     """Drop one pin per id, repeats counted; blocks that nobody holds any more become free."""
     for i in range(blocks.size):
         records[blocks[i], PINS] -= 1
-    release(records, counters, blocks)
+    release(records, counters, twins, blocks, False)
