@@ -39,6 +39,19 @@ class CudaBackend:
 
     has_graphs = True
 
+    # What every step calls, over bare handles and without a Python frame in between.
+    launch = staticmethod(runtime.graphLaunch)
+    """launch(graph.graphExec, stream.ptr)"""
+    record = staticmethod(runtime.eventRecord)
+    """record(event.ptr, stream.ptr)"""
+    wait_for = staticmethod(runtime.eventSynchronize)
+    """wait_for(event.ptr): the host waits"""
+
+    @staticmethod
+    def wait(stream_id: int, event_id: int) -> None:
+        """Let a stream wait for an event."""
+        runtime.streamWaitEvent(stream_id, event_id)
+
     def __init__(self, name: str, device: int | None, slot_dtype: npt.DTypeLike) -> None:
         self.name = name
         self.device: int = runtime.getDevice() if device is None else int(device)
@@ -122,26 +135,14 @@ class CudaBackend:
             return cupy.cuda.Stream.from_external(stream)
         raise TypeError(f"stream must be a CuPy stream or speak __cuda_stream__, got {type(stream).__name__}")
 
-    def stream_id(self, stream: Any) -> int:
-        """Return the number by which streams are told apart."""
-        return stream.ptr  # type: ignore[no-any-return]
-
-    def is_capturing(self, stream: Any) -> bool:
+    def is_capturing(self, stream_id: int) -> bool:
         """Whether a graph is being captured from the stream; the legacy stream never is."""
-        return bool(stream.ptr) and bool(runtime.streamIsCapturing(stream.ptr))
+        return stream_id != 0 and runtime.streamIsCapturing(stream_id) != 0
 
     def event(self) -> Any:
         """Return a new event without timing, the cheap kind."""
         with self.activate():
             return cupy.cuda.Event(disable_timing=True)
-
-    def record(self, event: Any, stream: Any) -> None:
-        """Record an event on a stream."""
-        runtime.eventRecord(event.ptr, stream.ptr)
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Let a stream wait for an event."""
-        runtime.streamWaitEvent(stream.ptr, event.ptr)
 
     def capture(self, enqueue: Callable[[Any], None]) -> Any:
         """Capture ``enqueue(stream)`` as a graph, ready to be launched."""
@@ -156,10 +157,6 @@ class CudaBackend:
             graph.upload(stream)
             stream.synchronize()
             return graph
-
-    def launch(self, graph: Any, stream: Any) -> None:
-        """Launch a captured graph."""
-        runtime.graphLaunch(graph.graphExec, stream.ptr)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

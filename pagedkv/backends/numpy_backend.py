@@ -13,16 +13,17 @@ from pagedkv.kernels import definition
 __all__ = ["NumpyBackend"]
 
 
-class _NoEvent:
-    """Work on the host is done when its call returns."""
+class _Host:
+    """The one stream and the one event of the host, where work is done when its call returns."""
+
+    ptr = 0
+    done = True
 
     def synchronize(self) -> None:
         """Return at once."""
 
-    @property
-    def done(self) -> bool:
-        """Always True."""
-        return True
+
+_HOST = _Host()
 
 
 class NumpyBackend:
@@ -72,31 +73,30 @@ class NumpyBackend:
         """Load every kernel: the definitions need no compiling."""
 
     def stream(self, stream: Any) -> Any:
-        """Return the stream to use; the host has none."""
+        """Return the host's one stream; there is no other."""
         if stream is not None:
             raise BackendUnavailableError(
                 "stream must be None on the numpy backend, which has no streams, "
                 f"got {type(stream).__name__} (use backend='cupy')"
             )
-        return None
-
-    def stream_id(self, stream: Any) -> int:
-        """Return the number by which streams are told apart."""
-        return 0
-
-    def is_capturing(self, stream: Any) -> bool:
-        """Whether the stream is being captured: never here."""
-        return False
+        return _HOST
 
     def event(self) -> Any:
-        """Return a new event."""
-        return _NoEvent()
+        """Return the host's one event; it is always done."""
+        return _HOST
 
-    def record(self, event: Any, stream: Any) -> None:
+    def is_capturing(self, stream_id: int) -> bool:
+        """Whether a graph is being captured from the stream: never here."""
+        return False
+
+    def record(self, event_id: int, stream_id: int) -> None:
         """Record an event on a stream."""
 
-    def wait(self, stream: Any, event: Any) -> None:
+    def wait(self, stream_id: int, event_id: int) -> None:
         """Let a stream wait for an event."""
+
+    def wait_for(self, event_id: int) -> None:
+        """Let the host wait for an event."""
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

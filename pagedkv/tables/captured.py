@@ -4,11 +4,11 @@ from typing import Any
 
 from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError, PagedKVError
-from pagedkv.tables.committer import Committer, Sizes, Staging, decode_words, token_bucket
-from pagedkv.tables.inputs import step_inputs
-from pagedkv.tables.pack import Mode
-from pagedkv.tables.staging import bucket
+from pagedkv.tables.committer import Committer, decode_words
+from pagedkv.tables.inputs import HOST_ONLY, step_inputs
+from pagedkv.tables.pack import Sizes, bucket
 from pagedkv.tables.step import Step
+from pagedkv.tables.step_kernels import Staging
 
 __all__ = ["CapturedStep"]
 
@@ -49,12 +49,11 @@ class CapturedStep:
         self._committer, self._out = committer, out
         self._buffer = committer.backend.host_buffer(words)
         self._staging = Staging(committer.backend, words)
-        stable = committer.mode is Mode.STABLE
-        tokens = token_bucket(max(num_tokens_padded, 1))
-        self._sizes = Sizes(words, tokens, token_bucket(geometry.max_num_reqs) if stable else 0, True)  # noqa: FBT003
+        gather = geometry.max_num_reqs if committer.is_stable else 0
+        sizes = Sizes.of(Sizes.key(words, num_tokens_padded, gather, writes=True))
         self._awaits_replay = False
         # Binding and compiling must not happen inside the consumer's capture.
-        self._run = committer.enqueue(self._buffer, self._staging, self._sizes, out, (None, None, None))
+        self._run = committer.kernels.run(self._buffer, self._staging, sizes, out, HOST_ONLY)
         committer.backend.compile()
 
     def enqueue(self, stream: Any = None) -> None:
@@ -80,17 +79,17 @@ class CapturedStep:
         if num_reqs > self._num_reqs:
             raise CapacityError(f"num_reqs must be at most the captured {self._num_reqs}, got {num_reqs}")
         committer = self._committer
-        if (rows is None) == (committer.mode is Mode.STABLE):
+        if (rows is None) == (committer.is_stable):
             raise ValueError("rows must be given exactly when the table has stable rows")
         inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
         outputs = committer.outputs[self._out]
-        self._buffer.event.synchronize()
-        code, value, num_tokens = committer.pack(
-            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, outputs, committer.mode
+        committer.backend.wait_for(self._buffer.event.ptr)
+        key, num_tokens = committer.pack(
+            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, outputs
         )
-        if code:
+        if key < 0:
             raise CapacityError(
-                f"captured step must fit {self._buffer.words.size} words, got {value} "
+                f"captured step must fit {self._buffer.words.size} words, got {-key} "
                 "(raise max_new_blocks, or commit the new rows before)"
             )
         outputs.tokens_seen, outputs.reqs_seen = num_tokens, num_reqs
@@ -100,5 +99,5 @@ class CapturedStep:
     def mark_replayed(self, stream: Any = None) -> None:
         """Say that the graph was launched on `stream` after `pack`."""
         backend = self._committer.backend
-        self._committer.finish(self._buffer.event, backend.stream(stream))
+        self._committer.finish(self._buffer.event, backend.stream(stream).ptr)
         self._awaits_replay = False

@@ -1,20 +1,28 @@
 """Step inputs: told apart into host arrays, which travel with the step, and device arrays, read in place."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import as_int32, check_shape
+from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.constants import MAX_INT32
-from pagedkv.tables.committer import Inputs
 
-__all__ = ["device_or_host", "step_inputs"]
+__all__ = ["HOST_ONLY", "NO_INT32", "NO_INT64", "Inputs", "device_or_host", "step_inputs"]
 
-_NO_INT32 = np.empty(0, np.int32)
-_NO_INT64 = np.empty(0, np.int64)
-_HOST_ONLY = (None, None, None)
+NO_INT32 = np.empty(0, np.int32)
+NO_INT64 = np.empty(0, np.int64)
+HOST_ONLY = (None, None, None)
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+class Inputs(NamedTuple):
+    """A step's inputs: host arrays travel with it; for device arrays the host form is empty."""
+
+    # query_start_loc, num_computed_tokens, positions, rows; how many positions are given, -1 = formed
+    arrays: tuple[Any, Any, Any, Any, int]
+    device: tuple[Any, Any, Any]  # the device forms of the first three, None each where on the host
+    device_key: tuple[int, ...]  # their addresses, which a captured graph holds; () = none
 
 
 def step_inputs(
@@ -39,21 +47,19 @@ def step_inputs(
         and _is_plain(query_start_loc, num_reqs + 1)
         and _is_plain(num_computed_tokens, num_reqs)
     ):
-        lines = _NO_INT32 if rows is None else _host_rows(rows, num_reqs)
-        return Inputs(query_start_loc, num_computed_tokens, _NO_INT64, lines, -1, _HOST_ONLY)
+        lines = NO_INT32 if rows is None else _host_rows(rows, num_reqs)
+        return Inputs((query_start_loc, num_computed_tokens, NO_INT64, lines, -1), HOST_ONLY, ())
+    check_int("num_reqs", num_reqs)
     starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, _INT32)
     computed = device_or_host(backend, "num_computed_tokens", num_computed_tokens, num_reqs, _INT32)
-    where: tuple[Any, Any] = (_NO_INT64, None)
+    where: tuple[Any, Any] = (NO_INT64, None)
     if positions is not None:
         where = device_or_host(backend, "positions", positions, None, _INT64)
-    return Inputs(
-        starts[0],
-        computed[0],
-        where[0],
-        _NO_INT32 if rows is None else _host_rows(rows, num_reqs),
-        -1 if positions is None else int(positions.shape[0]),
-        (starts[1], computed[1], where[1]),
-    )
+    num_positions = -1 if positions is None else int(where[0].size if where[1] is None else where[1].size)
+    lines = NO_INT32 if rows is None else _host_rows(rows, num_reqs)
+    device = (starts[1], computed[1], where[1])
+    key = () if all(a is None for a in device) else tuple(0 if a is None else a.data.ptr for a in device)
+    return Inputs((starts[0], computed[0], where[0], lines, num_positions), device, key)
 
 
 def device_or_host(
@@ -92,10 +98,7 @@ def _is_plain(array: Any, size: int) -> bool:
     # The arrays of an ordinary step: nothing to convert. Writeable, since the compiled code would be
     # compiled once more for read-only ones.
     return (
-        type(array) is np.ndarray
-        and array.dtype == _INT32
-        and array.shape == (size,)
-        and bool(array.flags.carray)
+        type(array) is np.ndarray and array.dtype is _INT32 and array.shape == (size,) and array.flags.carray
     )
 
 

@@ -1,13 +1,12 @@
 """MultiGroupBlockTable: the block tables of all KV-cache groups, committed together."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pagedkv.backends import get_backend
 from pagedkv.checks import check_int
-from pagedkv.errors import CapacityError, PagedKVError
 from pagedkv.mirror import HostMirror
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec, max_block_id, table_width
 from pagedkv.tables.block_table import BlockTable
@@ -276,48 +275,25 @@ class MultiGroupBlockTable:
             The stream is being captured; use `captured_step`.
         """
         committer = self._committer
-        padded = num_reqs if num_reqs_padded is None else num_reqs_padded
-        if not 0 <= num_reqs <= padded <= self.max_num_reqs:
-            raise CapacityError(
-                f"num_reqs <= num_reqs_padded must lie in [0, max_num_reqs = {self.max_num_reqs}], "
-                f"got {num_reqs} and {padded}"
-            )
-        tokens_padded = -1 if num_tokens_padded is None else num_tokens_padded
-        if tokens_padded > self.max_num_batched_tokens:
-            raise CapacityError(
-                f"num_tokens_padded must be at most max_num_batched_tokens = {self.max_num_batched_tokens}, "
-                f"got {tokens_padded}"
-            )
-        if (rows is None) == self.stable_rows:
-            raise ValueError(
-                f"rows must {'' if self.stable_rows else 'not '}be given when stable_rows is {self.stable_rows}"
-            )
-        if not 0 <= out < len(committer.outputs):
-            raise ValueError(
-                f"out must name one of {len(committer.outputs)} output sets, got {out} (make more with outputs(n))"
-            )
+        if (rows is None) == self.stable_rows or not 0 <= out < len(committer.outputs):
+            self._refuse(rows, out)
         inputs = step_inputs(
             committer.backend, num_reqs, query_start_loc, num_computed_tokens, positions, rows
         )
-        stream = committer.backend.stream(stream)
-        if committer.backend.is_capturing(stream):
-            raise PagedKVError(
-                "commit must not be captured: the host packs each step (capture captured_step(...) instead)"
-            )
-        buffer, num_tokens = committer.commit(inputs, num_reqs, padded, tokens_padded, out, stream)
-        if num_tokens < 0:
-            handed_out, known = -num_tokens - 1, None
-        else:
-            handed_out = known = num_tokens
-        if tokens_padded >= 0:
-            handed_out = tokens_padded
-        return Step(committer.outputs[out], num_reqs, padded, known, handed_out, buffer.event)
+        return committer.commit(
+            inputs,
+            num_reqs,
+            num_reqs if num_reqs_padded is None else num_reqs_padded,
+            -1 if num_tokens_padded is None else num_tokens_padded,
+            out,
+            stream,
+        )
 
     def commit_block_table(self, num_reqs: int | None = None, stream: Any = None) -> None:
         """Send every changed row to the device, whatever `num_reqs`; no copy where nothing changed."""
         if num_reqs is not None:
             check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
-        self._committer.commit_rows(self._committer.backend.stream(stream))
+        self._committer.commit_rows(stream)
 
     def compute_slot_mapping(
         self,
@@ -357,6 +333,15 @@ class MultiGroupBlockTable:
             Blocks that one step appends at most, over all groups; one per request and group where None.
         """
         return warmup(self._committer, num_tokens, max_new_blocks)
+
+    def _refuse(self, rows: Any, out: int) -> NoReturn:
+        if (rows is None) == self.stable_rows:
+            rule = "be given when" if self.stable_rows else "be None unless"
+            raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
+        raise ValueError(
+            f"out must name one of {len(self._committer.outputs)} output sets, got {out} "
+            "(make more with outputs(n))"
+        )
 
 
 def _flat(block_ids: Sequence[Any], num_groups: int) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ mirror's dirty ranges included, so a step that is refused can be put right and p
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from pagedkv.kernels._layout import (
     WRITES,
 )
 
-__all__ = ["Mode", "PackFault", "pack_step"]
+__all__ = ["Mode", "PackFault", "Sizes", "bucket", "pack_step", "token_class"]
 
 Array = Any
 
@@ -60,9 +60,35 @@ class PackFault(IntEnum):
     POSITIONS = 6
     ROWS = 7
     LIVE_ROW = 8
+    NUM_REQS = 9
+    MAX_TOKENS_PADDED = 10
 
 
-_GROW, _FIRST, _ORDER, _TOKENS, _PADDED, _POSITIONS, _ROWS, _LIVE = range(1, 9)
+class Sizes(NamedTuple):
+    """What a graph is captured for; its kernels are right for any step within these bounds."""
+
+    words: int  # of the copy, a bucket
+    tokens: int  # slots to write, the padding included
+    positions: int  # batch positions to gather; 0 = none, and no gather_rows
+    writes: bool  # False: nothing changed in the tables, and no apply_writes
+
+    @classmethod
+    def of(cls, key: int) -> "Sizes":
+        """Read the key that `pack_step` returns."""
+        words, tokens, positions = key & 0xFFFFFFFF, key >> 32 & 15, key >> 36 & 15
+        return cls(words, _class_size(tokens), _class_size(positions), bool(key >> 40))
+
+    @classmethod
+    def key(cls, words: int, tokens: int, positions: int, *, writes: bool) -> int:
+        """Return the key of a step of these sizes."""
+        return int(bucket(words) | token_class(tokens) << 32 | token_class(positions) << 36 | writes << 40)
+
+
+def _class_size(place: int) -> int:
+    return 1024 * 8 ** (place - 1) if place else 0
+
+
+_GROW, _FIRST, _ORDER, _TOKENS, _PADDED, _POSITIONS, _ROWS, _LIVE, _REQS, _MAX_PADDED = range(1, 11)
 _BATCH_ORDER, _STABLE = int(Mode.BATCH_ORDER), int(Mode.STABLE)
 
 
@@ -209,6 +235,10 @@ def _find_fault(
     max_tokens: int,
     mode: int,
 ) -> tuple[int, int, int]:
+    if num_reqs < 0 or num_reqs > num_reqs_padded or num_reqs_padded > counts.shape[1]:
+        return _REQS, num_reqs, num_reqs_padded
+    if tokens_padded > max_tokens:
+        return _MAX_PADDED, tokens_padded, 0
     if query_start_loc.size:
         if query_start_loc[0] != 0:
             return _FIRST, query_start_loc[0], 0
@@ -234,6 +264,26 @@ def _find_fault(
 
 
 @compiled
+def bucket(words: int) -> int:
+    """Round words up to one of four sizes an octave: few graphs, at most 1.25 times the bytes."""
+    size = 256
+    while size < words:
+        size *= 2
+    step = size // 8
+    return max(256, (words + step - 1) // step * step)
+
+
+@compiled
+def token_class(num: int) -> int:
+    """Place of the smallest of 0, 1024, 8192, 65536, ... that holds `num`: the grids of graphs."""
+    place, size = 0, 0
+    while size < num:
+        size = max(1024, size * 8)
+        place += 1
+    return place
+
+
+@compiled
 def pack_step(
     out: Array,
     blocks: Array,
@@ -247,21 +297,21 @@ def pack_step(
     num_computed_tokens: Array,
     positions: Array,
     rows: Array,
+    num_positions: int,
     num_reqs: int,
     num_reqs_padded: int,
-    reqs_seen: int,
     tokens_padded: int,
+    reqs_seen: int,
     tokens_seen: int,
     max_tokens: int,
-    num_positions: int,
-    windows: bool,
+    has_windows: bool,
     mode: int,
 ) -> tuple[int, int, int]:
-    """Pack one step; returns (0, words, num_tokens) or (fault, value, place).
+    """Pack one step; returns (0, key of its sizes, num_tokens) or (fault, value, place).
 
     Empty input arrays stand for arrays that are on the device. num_positions is -1 where positions are
     formed; num_tokens comes back negative where only the device knows it (then it is at most
-    -num_tokens - 1).
+    -num_tokens - 1). The key is read by `Sizes.of`.
     """
     code, value, place = _find_fault(
         counts,
@@ -298,8 +348,9 @@ def pack_step(
     out[at_computed : at_computed + num_computed_tokens.size] = num_computed_tokens
     if host_positions:
         out[at_positions : at_positions + 2 * host_positions].view(np.int64)[:] = positions[:host_positions]
-    changed = windows
+    changed = False
     if mode == _STABLE:
+        changed = has_windows
         changed |= _place_rows(out, at_gather, batch, versions, ranges, rows, reqs_seen, counts.shape[0])
     _put_writes(out, at_writes, at_payload, blocks, layout, counts, ranges, dirty, versions, mode)
     if mode == _STABLE:
@@ -321,4 +372,7 @@ def pack_step(
     out[ROWS] = -1
     out[NUM_GATHER] = num_gather
     out[GATHER] = at_gather
-    return 0, words, num_tokens
+    most = max(num_tokens if num_tokens >= 0 else -num_tokens - 1, tokens_padded, tokens_seen)
+    key = np.int64(bucket(words)) | np.int64(token_class(most)) << 32
+    key |= np.int64(token_class(num_gather)) << 36 | np.int64(1 if num_writes else 0) << 40
+    return 0, key, num_tokens

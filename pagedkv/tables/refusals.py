@@ -25,6 +25,16 @@ def refuse(code: int, value: int, place: int, geometry: Geometry, tokens_padded:
             message = f"num_tokens_padded must be at least the {value} scheduled tokens, got {tokens_padded}"
         case PackFault.POSITIONS:
             message = f"positions must hold the {value} scheduled tokens, got {place}"
+        case PackFault.NUM_REQS:
+            raise CapacityError(
+                f"num_reqs <= num_reqs_padded must lie in [0, max_num_reqs = {geometry.max_num_reqs}], "
+                f"got {value} and {place}"
+            )
+        case PackFault.MAX_TOKENS_PADDED:
+            raise CapacityError(
+                f"num_tokens_padded must be at most max_num_batched_tokens = "
+                f"{geometry.max_num_batched_tokens}, got {value}"
+            )
         case PackFault.ROWS:
             message = f"rows must lie in [-1, {geometry.max_num_reqs - 1}], got {value} at place {place}"
         case _:

@@ -6,7 +6,6 @@ import numpy as np
 
 from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError
-from pagedkv.kernels import _grid as grids
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.inputs import device_or_host
 from pagedkv.tables.pack import PackFault
@@ -44,11 +43,9 @@ def compute_slot_mapping(
     ]
     outputs = committer.outputs[0]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
-    fill = max(most, outputs.tokens_seen)
-    scalars = (num_reqs, num_tokens, fill, int(rows is not None))
-    committer.order(stream)
-    launch = committer.bind_slot_mapping((inputs[0], inputs[1], inputs[2]), scalars)
-    launch(grids.slot_mapping(max(fill, 1), 0, max(len(geometry.specs), 1)), stream)
+    scalars = (num_reqs, num_tokens, max(most, outputs.tokens_seen), int(rows is not None))
+    committer.order(stream.ptr)
+    committer.kernels.slot_mapping(committer.staging, inputs, scalars, stream)
     outputs.tokens_seen = most
 
 

@@ -3,16 +3,9 @@
 from typing import Any
 
 from pagedkv.backends.buffers import HostBuffer
+from pagedkv.tables.pack import bucket
 
-__all__ = ["StagingRing", "bucket"]
-
-
-def bucket(words: int) -> int:
-    """Round a number of words up to one of four sizes an octave: few graphs, at most 1.25 times the bytes."""
-    if words <= 256:
-        return 256
-    step = 1 << (words - 1).bit_length() - 3
-    return -(-words // step) * step
+__all__ = ["StagingRing"]
 
 
 class StagingRing:
@@ -40,7 +33,7 @@ class StagingRing:
     def acquire(self) -> HostBuffer:
         """Return the buffer whose turn it is, once its last copy has run; it stays next until `advance`."""
         buffer = self._buffers[self._next]
-        buffer.event.synchronize()
+        self._backend.wait_for(buffer.event.ptr)
         return buffer
 
     def grow(self, num_words: int) -> HostBuffer:

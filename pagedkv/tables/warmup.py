@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
-from pagedkv.kernels._layout import WRITE_WORDS
-from pagedkv.tables.committer import Committer, Sizes, decode_words, token_bucket
-from pagedkv.tables.pack import Mode
-from pagedkv.tables.staging import bucket
+from pagedkv.tables.committer import HOST_INPUTS, Committer, decode_words
+from pagedkv.tables.pack import Sizes, bucket
 
 __all__ = ["warmup"]
 
@@ -19,35 +17,32 @@ def warmup(committer: Committer, num_tokens: Iterable[int], max_new_blocks: int 
         decode_words(geometry.max_num_reqs, len(geometry.specs), max_new_blocks),
         committer.staging.words.size,
     )
-    tokens = {token_bucket(n) for n in (1, geometry.max_num_reqs, *num_tokens)}
     gathers = {0}
-    if committer.mode is Mode.STABLE:
-        gathers |= {token_bucket(1), token_bucket(geometry.max_num_reqs)}
-    total = 0
-    for words in _buckets(most_words):
-        for size in tokens:
-            for gather in gathers:
-                for writes in (False, True):
-                    total += _capture(committer, Sizes(words, size, gather, writes))
-    return total
+    if committer.is_stable:
+        gathers |= {1, geometry.max_num_reqs}
+    return sum(
+        _capture(committer, Sizes.key(words, tokens, gather, writes=writes))
+        for words in _buckets(most_words)
+        for tokens in {0, geometry.max_num_reqs, *num_tokens}
+        for gather in gathers
+        for writes in (False, True)
+    )
 
 
 def _buckets(most: int) -> list[int]:
     sizes, words = [], 256
     while words < bucket(most):
         sizes.append(words)
-        words = bucket(words + WRITE_WORDS)
+        words = bucket(words + 1)
     return [*sizes, words]
 
 
-def _capture(committer: Committer, sizes: Sizes) -> int:
-    device = (None, None, None)
+def _capture(committer: Committer, key: int) -> int:
     count = 0
     for out in range(len(committer.outputs)):
         for buffer in committer.ring.buffers:
-            if sizes.words <= buffer.words.size:
-                key = (sizes, out, 0, 0, 0)
-                if key not in buffer.graphs:
-                    buffer.graphs[key] = committer.capture(buffer, sizes, out, device)
+            if Sizes.of(key).words <= buffer.words.size:
+                if key not in buffer.graphs.get((out, ()), {}):
+                    committer.capture(buffer, key, out, HOST_INPUTS)
                 count += 1
     return count

@@ -1,0 +1,121 @@
+"""StepKernels: the kernels of a step, bound to a table set's device arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pagedkv.backends.buffers import HostBuffer
+from pagedkv.kernels import _grid as grids
+from pagedkv.kernels._layout import WRITE_WORDS
+from pagedkv.tables.device_tables import DeviceTables
+from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.pack import Sizes
+from pagedkv.tables.step import OutputSet
+
+__all__ = ["Staging", "StepKernels"]
+
+Launch = Callable[[tuple[int, int], Any], None]
+
+
+class Staging:
+    """The device's end of the copy, and the kernels bound to it.
+
+    Parameters
+    ----------
+    backend : backend
+    num_words : int
+        Words that it holds.
+    """
+
+    def __init__(self, backend: Any, num_words: int) -> None:
+        self.words = backend.zeros(num_words, np.int32)
+        self.bound: dict[Any, tuple[Launch, Launch, Launch]] = {}
+
+
+class StepKernels:
+    """Binds and launches apply_writes, gather_rows and slot_mapping over one table set.
+
+    Parameters
+    ----------
+    backend : backend
+    geometry : Geometry
+    with_views : bool
+        Whether the stored tables are what attention kernels read (rows in batch order).
+    """
+
+    def __init__(self, backend: Any, geometry: Geometry, *, with_views: bool) -> None:
+        self._backend, self._geometry = backend, geometry
+        self.stored = DeviceTables(backend, geometry, with_views=with_views)
+        self.outputs: list[OutputSet] = []
+        self._groups, self._views = backend.asarray(geometry.groups), backend.asarray(geometry.views)
+        self._no_ints, self._no_positions = backend.zeros(1, np.int32), backend.zeros(1, np.int64)
+        self._num_groups = max(len(geometry.specs), 1)
+
+    def run(self, buffer: HostBuffer, staging: Staging, sizes: Sizes, out: int, device: Any) -> Any:
+        """Return ``run(stream)``, which enqueues the copy and the kernels of a step of these sizes.
+
+        `device` holds the device forms of query_start_loc, num_computed_tokens and positions, or None
+        for what the copy carries.
+        """
+        apply_writes, gather_rows, slot_mapping = self._kernels(staging, out, device)
+
+        def run(stream: Any) -> None:
+            self._backend.copy(staging.words, buffer, sizes.words, stream)
+            if sizes.writes:
+                apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
+            if sizes.positions:
+                gather_rows(grids.gather_rows(sizes.positions, self._num_groups), stream)
+            tokens = max(sizes.tokens, 1)
+            slot_mapping(grids.slot_mapping(tokens, self._geometry.max_num_reqs, self._num_groups), stream)
+
+        return run
+
+    def apply_writes(self, staging: Staging, sizes: Sizes, stream: Any) -> None:
+        """Launch apply_writes alone over a staging array that was copied."""
+        apply_writes, _, _ = self._kernels(staging, 0, (None, None, None))
+        apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
+
+    def slot_mapping(self, staging: Staging, inputs: Any, scalars: tuple[int, ...], stream: Any) -> None:
+        """Launch slot_mapping alone: (query_start_loc, positions, rows) on the device, scalars given.
+
+        The scalars are num_reqs, num_tokens, num_tokens_fill and has_rows.
+        """
+        query_start_loc, positions, rows = inputs
+        rows = self._no_ints if rows is None else rows
+        tables = (self.stored.tables, self.stored.num_blocks)
+        launch = self._bind_slots(
+            staging, self.outputs[0], (query_start_loc, self._no_ints, positions, rows), tables, scalars
+        )
+        launch(grids.slot_mapping(max(scalars[2], 1), 0, self._num_groups), stream)
+
+    def _kernels(self, staging: Staging, out: int, device: Any) -> tuple[Launch, Launch, Launch]:
+        key = (out, *(0 if array is None else array.data.ptr for array in device))
+        bound = staging.bound.get(key)
+        if bound is None:
+            bound = staging.bound[key] = self._bind(staging, self.outputs[out], device)
+        return bound
+
+    def _bind(self, staging: Staging, outputs: OutputSet, device: Any) -> tuple[Launch, Launch, Launch]:
+        stored, shown = self.stored, outputs.shown
+        defaults = (self._no_ints, self._no_ints, self._no_positions)
+        inputs = tuple(d if a is None else a for a, d in zip(device, defaults, strict=True))
+        of_step = (staging.words, self._groups, self._views)
+        source, target = (stored.tables, stored.num_blocks), (shown.tables, shown.num_blocks)
+        return (
+            self._backend.bind(
+                "apply_writes", (*of_step, shown.first_live, *source, *target, shown.kernel_tables)
+            ),
+            self._backend.bind(
+                "gather_rows", (*of_step, inputs[1], *source, *target, shown.first_live, shown.kernel_tables)
+            ),
+            self._bind_slots(staging, outputs, (*inputs, self._no_ints), target, (-1, 0, 0, 0)),
+        )
+
+    def _bind_slots(
+        self, staging: Staging, outputs: OutputSet, inputs: Any, tables: Any, scalars: tuple[int, ...]
+    ) -> Launch:
+        arrays = (outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc)
+        return self._backend.bind(  # type: ignore[no-any-return]
+            "slot_mapping", (staging.words, self._groups, *inputs, *tables, *arrays, *scalars)
+        )
