@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from rich.console import Console
 
+from pagedkv import __version__
 from pagedkv.replay.arguments import add_replay_arguments, options_from
 from pagedkv.replay.errors import ReplayInputError
 from pagedkv.replay.job import replay
@@ -40,16 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     parser = argparse.ArgumentParser(prog="pagedkv", description="Bookkeeping of a paged KV cache.")
-    parser.add_argument("--version", action="version", version=f"pagedkv {_version()}")
+    parser.add_argument("--version", action="version", version=f"pagedkv {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "replay a request trace through pool, tables and slot mappings, and verify every token's place"
     replay_parser = commands.add_parser("replay", help=text, description=f"{text[0].upper()}{text[1:]}.")
     add_replay_arguments(replay_parser)
     return parser, replay_parser
-
-
-def _version() -> str:
-    try:
-        return version("pagedkv")
-    except PackageNotFoundError:
-        return "(not installed)"

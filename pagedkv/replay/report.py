@@ -3,9 +3,9 @@
 import platform
 import resource
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pagedkv import __version__
 from pagedkv.replay.engine import Engine
 from pagedkv.replay.options import ReplayOptions
 from pagedkv.replay.traces import Trace
@@ -87,10 +87,6 @@ def _group(spec: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("pagedkv", "numpy", "numba"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:  # a checkout that was not installed
-            versions[name] = "unknown"
-    return versions
+    versions = {"python": platform.python_version(), "pagedkv": __version__}
+    loaded = [name for name in ("numpy", "numba", "cupy") if name in sys.modules]
+    return versions | {name: str(sys.modules[name].__version__) for name in loaded}

@@ -48,7 +48,7 @@ def numbered_lines(trace: str) -> Iterator[tuple[int, bytes]]:
 @contextmanager
 def _opened(trace: str) -> Iterator[io.BufferedReader]:
     if trace == STANDARD_INPUT:  # left open: it is not ours
-        reader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer))
+        reader: io.BufferedReader = io.BufferedReader(cast("io.RawIOBase", sys.stdin.buffer))
         try:
             yield reader
         finally:

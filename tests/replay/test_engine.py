@@ -29,15 +29,15 @@ def engine_options(draw):
         context_parallel=ContextParallel(draw(st.integers(1, 3)), 0, interleave),
         num_blocks=draw(st.integers(60, 1500)),
         max_num_seqs=draw(st.integers(1, 5)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 7, 64, 600])),
+        max_num_batched_tokens=draw(st.sampled_from([9, 64, 600])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
         arrivals=draw(st.sampled_from(["trace", "immediate"])),
         num_samples=3,
     )
 
 
-@settings(deadline=None, max_examples=40)
-@given(traffic(max_requests=6), engine_options())
+@settings(deadline=None, max_examples=60)
+@given(traffic(max_requests=5), engine_options())
 def test_any_traffic_completes_verified_on_any_engine(requests, options):
     engine = Engine(requests, options)
     engine.run()
@@ -65,6 +65,16 @@ def test_short_outputs(output, tokens):
 
     assert engine.log.column("num_tokens").tolist() == tokens
     assert engine.tally.num_completed == 1
+
+
+def test_a_step_may_hold_one_token_and_one_sequence():
+    requests = requests_of((0.0, 5, 2), (0.0, 1, 3))
+    engine = run(
+        requests, max_num_batched_tokens=1, max_num_seqs=1, groups=(1, KVCacheGroupSpec(1, sliding_window=1))
+    )
+
+    assert engine.log.column("num_tokens").tolist() == [1] * (6 + 3)
+    assert (engine.tally.num_completed, engine.findings.num_mismatches) == (2, 0)
 
 
 def test_running_sequences_come_first_and_the_rest_of_the_budget_admits():
