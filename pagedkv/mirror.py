@@ -80,7 +80,8 @@ class HostMirror:
         self.offsets = tuple(int(x) for x in np.cumsum([0, *sizes]))
         if len(self.widths) * max_num_reqs > MAX_INT32:
             raise CapacityError(
-                f"groups x max_num_reqs must fit int32, got {len(self.widths)} x {max_num_reqs} (use fewer rows)"
+                f"groups x max_num_reqs must fit int32, got {len(self.widths)} x {max_num_reqs} "
+                "(use fewer rows)"
             )
         self.blocks = _aligned_zeros(self.offsets[-1])
         self.layout = np.array(list(zip(self.offsets, self.widths, limits, strict=False)), np.int64).reshape(
@@ -218,15 +219,15 @@ class HostMirror:
         code, group, index, value = fault
         if code == Fault.NONE:
             return
+        if code == Fault.ROW:
+            raise ValueError(f"rows must lie in [0, {self.max_num_reqs - 1}], got {value} at place {index}")
+        if code == Fault.TOTAL:
+            raise ValueError(f"block_ids must hold sum(counts) = {value} ids, got {index}")
         width, limit = (int(x) for x in self.layout[group, 1:])
-        where = f"row {rows[index]} of group {group}" if rows.size else f"group {group}"
+        where = f"row {rows[index]} of group {group}"
         match code:
-            case Fault.ROW:
-                message = f"rows must lie in [0, {self.max_num_reqs - 1}], got {value} at place {index}"
             case Fault.COUNT:
                 message = f"counts must be at least -1, got {value} for {where}"
-            case Fault.TOTAL:
-                message = f"block_ids must hold sum(counts) = {value} ids, got {index}"
             case Fault.BLOCK_ID:
                 message = f"block_ids must lie in [0, {limit}], got {value} for {where}"
             case Fault.RANGE:

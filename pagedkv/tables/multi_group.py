@@ -352,6 +352,11 @@ def _flat(block_ids: Sequence[Any], num_groups: int) -> tuple[Any, Any]:
     lists = [np.empty(0, np.int32) if ids is None else np.asarray(ids) for ids in block_ids]
     counts = [[-1 if ids is None else flat.size] for ids, flat in zip(block_ids, lists, strict=True)]
     filled = [flat for flat in lists if flat.size]
+    for flat in filled:  # joined lists would hide a list of booleans
+        if flat.dtype.kind not in "iu":
+            raise TypeError(f"block_ids must hold integers, got dtype {flat.dtype}")
+        if flat.ndim != 1:
+            raise ValueError(f"block_ids must have one dimension, got shape {list(flat.shape)}")
     return np.array(counts, np.int32).reshape(num_groups, 1), (
         np.concatenate(filled) if filled else np.empty(0, np.int32)
     )

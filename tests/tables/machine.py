@@ -260,7 +260,7 @@ class TableMachine(RuleBasedStateMachine):
         self.check_committed(used)
         lines = range(num_reqs) if rows is None else rows
         expected = self.expect(used, lines, computed, starts, positions)
-        self.check_step(used, step, expected, padded, tokens_padded)
+        self.check_step(step, expected, padded, tokens_padded)
         self.keep(used, out, expected)
 
     def expect(self, used, lines, computed, starts, positions):
@@ -306,7 +306,7 @@ class TableMachine(RuleBasedStateMachine):
                     actual = to_numpy(used.table[g].get_kernel_tensor(self.num_rows, view))
                     np.testing.assert_array_equal(expand(expected, ratio, stride), actual)
 
-    def check_step(self, used, step, expected, padded, tokens_padded):
+    def check_step(self, step, expected, padded, tokens_padded):
         num_tokens = len(expected["positions"])
         tokens_padded = num_tokens if tokens_padded is None else tokens_padded
         assert (padded, tokens_padded) == (step.num_reqs_padded, step.num_tokens_padded)
@@ -323,9 +323,7 @@ class TableMachine(RuleBasedStateMachine):
         starts, lengths = expected["query_start_loc"], expected["seq_lens"]
         np.testing.assert_array_equal(positions, to_numpy(step.positions))
         num_padding = padded - len(lengths)
-        np.testing.assert_array_equal(
-            starts + starts[-1:] * num_padding, to_numpy(step.query_start_loc)
-        )
+        np.testing.assert_array_equal(starts + starts[-1:] * num_padding, to_numpy(step.query_start_loc))
         np.testing.assert_array_equal(lengths + [0] * num_padding, to_numpy(step.seq_lens))
 
     def keep(self, used, out, expected):
