@@ -33,9 +33,9 @@ extern "C" __global__ void __launch_bounds__(256) apply_writes(
 
         const int group = target / max_num_reqs, row = target - group * max_num_reqs;
         const long long* geo = geometry + group * GEOMETRY_WORDS;
-        const long long width = geo[WIDTH], counts = (long long)group * max_num_reqs;
-        int* table = tables + geo[TABLE_OFFSET] + row * width;
-        int* shown = batch_tables + geo[TABLE_OFFSET] + (is_shown ? position * width : 0);
+        const long long counts = (long long)group * max_num_reqs, place = position * geo[WIDTH];
+        int* table = tables + geo[TABLE_OFFSET] + row * geo[WIDTH];
+        int* batch_table = batch_tables + geo[TABLE_OFFSET];
         const int first_live = is_shown ? batch_first_live[counts + position] : 0;
 
         for (int c = start + lane; c < end; c += 32) {
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(256) apply_writes(
             table[c] = block_id;
             if (!is_shown) continue;
             if (c < first_live) block_id = NULL_BLOCK_ID;
-            shown[c] = block_id;
-            expand_column(block_id, position * width + c, geo, views, kernel_tables);
+            batch_table[place + c] = block_id;
+            expand_column(block_id, place + c, geo, views, kernel_tables);
         }
         if (sets_count && lane == 0) {
             const int count = source >= 0 ? end : start;

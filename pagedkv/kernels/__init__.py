@@ -16,7 +16,7 @@ _here = Path(__file__).resolve().parent
 HOME = _here if any(_here.glob("*.cu")) else _here.parents[1] / "kernels"
 """Folder of the kernel files."""
 
-if HOME != _here:
+if _here != HOME:
     __path__.append(str(HOME))
 
 

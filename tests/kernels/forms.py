@@ -21,10 +21,10 @@ EXAMPLES = int(os.environ.get("PAGEDKV_KERNEL_EXAMPLES", "60"))
 
 
 class NumpyForm:
-    def __init__(self, folder):
+    def __init__(self, _folder):
         pass
 
-    def run(self, op, args, shape):
+    def run(self, op, args, _shape):
         definition(op)(*args)
 
 
@@ -37,7 +37,8 @@ class HostForm:
         if COMPILER is None:
             pytest.skip("no g++ (apt-get install g++)")
         self._libraries = {
-            dtype: compile_library(Path(folder), dtype, self.sanitize) for dtype in (np.int64, np.int32)
+            dtype: compile_library(Path(folder), dtype, sanitize=self.sanitize)
+            for dtype in (np.int64, np.int32)
         }
 
     def run(self, op, args, shape):
@@ -52,7 +53,7 @@ class SanitizedForm(HostForm):
 class SimulatorForm:
     """The Numba kernels in Numba's simulator: NUMBA_ENABLE_CUDASIM must be set."""
 
-    def __init__(self, folder):
+    def __init__(self, _folder):
         from numba import cuda
 
         assert not hasattr(cuda, "as_cuda_array"), "NUMBA_ENABLE_CUDASIM must be set"
@@ -64,7 +65,7 @@ class SimulatorForm:
 class DeviceForm:
     """Kernels on a CUDA device: arrays go there and come back."""
 
-    def __init__(self, folder):
+    def __init__(self, _folder):
         if importlib.util.find_spec("cupy") is None:
             pytest.skip("no CUDA device: CuPy is not installed")
         import cupy

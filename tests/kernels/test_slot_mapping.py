@@ -10,6 +10,7 @@ from pagedkv.kernels import _layout as layout
 from .forms import EXAMPLES
 from .world import ONE_BLOCK, STALE, TRAP, Group, World, filled, launches, staging_buffer, worlds
 
+INPUTS = ("query_start_loc", "num_computed_tokens", "positions", "rows")
 INT64 = np.iinfo(np.int64)
 INT32 = np.iinfo(np.int32)
 
@@ -37,7 +38,9 @@ def outputs(world, max_num_tokens, slot_dtype=np.int64):
     }
 
 
-def map_slots(form, world, arena, counts, *, query_start_loc, positions, rows=None, slot_dtype=np.int64, fill=0):
+def map_slots(
+    form, world, arena, counts, *, query_start_loc, positions, rows=None, slot_dtype=np.int64, fill=0
+):
     """The separate call on device arrays; returns slots [num_groups, max(num_tokens, fill)]."""
     query_start_loc = np.asarray(query_start_loc, np.int32)
     positions = np.asarray(positions, np.int64)
@@ -48,7 +51,18 @@ def map_slots(form, world, arena, counts, *, query_start_loc, positions, rows=No
     rows = np.asarray(rows if has_rows else [], np.int32)
     none = np.zeros(0, np.int32)
     scalars = len(query_start_loc) - 1, len(positions), fill, int(has_rows)
-    args = (none, world.geometry, query_start_loc, none, positions, rows, arena, counts, *out.values(), *scalars)
+    args = (
+        none,
+        world.geometry,
+        query_start_loc,
+        none,
+        positions,
+        rows,
+        arena,
+        counts,
+        *out.values(),
+        *scalars,
+    )
     form.run("slot_mapping", args, ONE_BLOCK.with_groups(len(world.groups)))
     return out["slots"]
 
@@ -90,15 +104,15 @@ def steps(draw):
         ),
         "positions": draw(
             st.none()
-            | st.lists(
-                st.integers(-2, capacity + 3) | edges, min_size=num_tokens, max_size=num_tokens
-            ).map(lambda values: np.array(values, np.int64))
+            | st.lists(st.integers(-2, capacity + 3) | edges, min_size=num_tokens, max_size=num_tokens).map(
+                lambda values: np.array(values, np.int64)
+            )
         ),
         "rows": draw(
             st.none()
             | st.lists(row_values, min_size=num_reqs, max_size=num_reqs).map(lambda r: np.array(r, np.int32))
         ),
-        "staged": draw(st.sets(st.sampled_from(["query_start_loc", "num_computed_tokens", "positions", "rows"]))),
+        "staged": draw(st.sets(st.sampled_from(INPUTS))),
         "counted_on_device": draw(st.booleans()),
         "num_tokens_fill": draw(st.integers(0, max_num_tokens)),
         "num_reqs_fill": draw(st.integers(num_reqs, world.max_num_reqs)),
@@ -147,11 +161,17 @@ def run_step(form, step, shape):
         np.zeros(0, np.int64 if name == "positions" else np.int32)
         if name not in inputs or name.upper() in staged
         else inputs[name]
-        for name in ("query_start_loc", "num_computed_tokens", "positions", "rows")
+        for name in INPUTS
     ]
     has_rows = step["rows"] is not None and "ROWS" not in staged
     out = outputs(step["world"], step["max_num_tokens"], step["slot_dtype"])
-    args = (staging_buffer(header, **staged), step["world"].geometry, *on_device, step["arena"], step["counts"])
+    args = (
+        staging_buffer(header, **staged),
+        step["world"].geometry,
+        *on_device,
+        step["arena"],
+        step["counts"],
+    )
     form.run(
         "slot_mapping", (*args, *out.values(), -1, 0, 0, int(has_rows)), shape.with_groups(len(out["slots"]))
     )

@@ -15,12 +15,12 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 _ERRORS = {1: "invalid launch shape", 2: "some threads wait at a barrier that others never reach"}
 
 
-def compile_library(folder, slot_dtype, sanitize=False):
+def compile_library(folder, slot_dtype=np.int64, *, sanitize=False, home=HOME):
     """Compile all operations into a library in `folder`; the kernels' lines stay those of their files."""
-    files = [HOME / "common.cuh", *(HOME / f"{op}.cu" for op in operations())]
+    files = [home / "common.cuh", *(home / f"{op}.cu" for op in operations())]
     lines = ['#include "cuda_on_host.hpp"', *(f'#include "{path}"' for path in files)]
     for op in operations():
-        has_barriers = "__syncthreads" in (HOME / f"{op}.cu").read_text(encoding="utf-8")
+        has_barriers = "__syncthreads" in (home / f"{op}.cu").read_text(encoding="utf-8")
         lines.append(f"ON_HOST({op}, {str(has_barriers).lower()})")
     name = f"kernels_{np.dtype(slot_dtype)}{'_sanitized' if sanitize else ''}"
     unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
@@ -40,9 +40,19 @@ def compile_library(folder, slot_dtype, sanitize=False):
 def launch(library, op, grid, num_threads, args, downwards=False):
     """Run a kernel over NumPy arrays in place; ints are passed as int32, arrays by their address."""
     pointers = [
-        ctypes.c_void_p(arg.ctypes.data) if isinstance(arg, np.ndarray) else ctypes.c_int32(arg) for arg in args
+        ctypes.c_void_p(arg.ctypes.data) if isinstance(arg, np.ndarray) else ctypes.c_int32(arg)
+        for arg in args
     ]
     table = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
     error = getattr(library, f"{op}_on_host")(*grid, num_threads, int(downwards), table)
     if error:
         raise RuntimeError(f"{op} on the host: {_ERRORS[error]}")
+
+
+def plant(folder, op, old, new):
+    """Copy the kernels to `folder` with one text of `op` replaced, to see that a test notices; return it."""
+    shutil.copytree(HOME, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    text = (folder / f"{op}.cu").read_text(encoding="utf-8")
+    assert old in text
+    (folder / f"{op}.cu").write_text(text.replace(old, new), encoding="utf-8")
+    return folder
