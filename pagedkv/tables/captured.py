@@ -65,23 +65,27 @@ class CapturedStep:
     ) -> Step:
         """Write the next replay's step into the private buffer, once its last copy has run.
 
-        Arguments as `MultiGroupBlockTable.commit`; positions are formed on the device.
+        Arguments as `MultiGroupBlockTable.commit`, on the host; positions are formed on the device.
 
         Raises
         ------
         PagedKVError
             The last packed step was not replayed, or `mark_replayed` was not called.
         CapacityError
-            The step has more requests, tokens or new blocks than the capture holds; nothing changed.
+            The step has more requests or new blocks than the capture holds; nothing changed.
+        ValueError, TypeError
+            As `commit`, or more tokens than the capture holds; nothing changed.
         """
         if self._awaits_replay:
             raise PagedKVError("captured step must be replayed, and mark_replayed called, before pack")
-        if num_reqs > self._num_reqs:
+        if check_int("num_reqs", num_reqs) > self._num_reqs:
             raise CapacityError(f"num_reqs must be at most the captured {self._num_reqs}, got {num_reqs}")
         committer = self._committer
         if (rows is None) == (committer.is_stable):
             raise ValueError("rows must be given exactly when the table has stable rows")
         inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
+        if inputs.device_key:
+            raise TypeError("a captured step's inputs must be host arrays, which travel in its own buffer")
         outputs = committer.outputs[self._out]
         committer.backend.wait_for(self._buffer.event.ptr)
         key, num_tokens = committer.pack(
@@ -97,7 +101,15 @@ class CapturedStep:
         return Step(outputs, num_reqs, self._num_reqs, num_tokens, self._num_tokens, self._buffer.event)
 
     def mark_replayed(self, stream: Any = None) -> None:
-        """Say that the graph was launched on `stream` after `pack`."""
+        """Say that the graph was launched on `stream` after `pack`.
+
+        Raises
+        ------
+        PagedKVError
+            Nothing was packed since the last replay.
+        """
+        if not self._awaits_replay:
+            raise PagedKVError("mark_replayed must follow a pack, got none since the last replay")
         backend = self._committer.backend
         self._committer.finish(self._buffer.event, backend.stream(stream).ptr)
         self._awaits_replay = False

@@ -59,6 +59,7 @@ class Committer:
         self.use_graphs = backend.has_graphs
         self.last_stream = 0
         self.last_event: Any = None
+        self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
         self._state: Any = None
         self._packed_state: tuple[Any, ...] = ()
@@ -88,9 +89,7 @@ class Committer:
         stream = backend.stream(stream)
         stream_id = stream.ptr
         if backend.is_capturing(stream_id):
-            raise PagedKVError(
-                "commit must not be captured: the host packs each step (capture captured_step(...) instead)"
-            )
+            self._refuse_capture(stream_id)
         buffer = self.ring.acquire()
         key, num_tokens = self.pack(buffer, inputs, num_reqs, num_reqs_padded, tokens_padded, outputs)
         if key < 0:
@@ -162,6 +161,7 @@ class Committer:
         if not self.mirror.state.dirty[self.subscriber, 0]:
             return
         stream = self.backend.stream(stream)
+        self._refuse_capture(stream.ptr)
         mode = int(Mode.WRITES_ONLY if self.is_stable else Mode.BATCH_ORDER)
         step = (HOST_INPUTS, 0, 0, -1, self.outputs[0], mode)
         buffer = self.ring.acquire()
@@ -177,6 +177,7 @@ class Committer:
 
     def stage(self, name: str, array: Any, capacity: int, stream: Any) -> Any:
         """Copy a host array into its own persistent device array, in one copy, and return the view."""
+        self._refuse_capture(stream.ptr)
         if name not in self._staged:
             self._staged[name] = self.backend.zeros(capacity, array.dtype)
         target, words = self._staged[name][: array.size], array.view(np.int32)
@@ -206,6 +207,13 @@ class Committer:
         graph = self.backend.capture(run)
         buffer.graphs.setdefault((out, inputs.device_key), {})[key] = graph
         return graph
+
+    def _refuse_capture(self, stream_id: int) -> None:
+        if self.backend.is_capturing(stream_id):
+            raise PagedKVError(
+                "calls that copy from the host must not be captured: the host packs each step "
+                "(capture captured_step(...), or give compute_slot_mapping device arrays)"
+            )
 
     def _take_state(self) -> None:
         # The mirror's arrays stay; those of the subscribers are new whenever one was added.

@@ -275,8 +275,12 @@ class MultiGroupBlockTable:
             The stream is being captured; use `captured_step`.
         """
         committer = self._committer
-        if (rows is None) == self.stable_rows or not 0 <= out < len(committer.outputs):
-            self._refuse(rows, out)
+        if (
+            (rows is None) == self.stable_rows
+            or not 0 <= out < len(committer.outputs)
+            or (num_tokens_padded is not None and num_tokens_padded < 0)
+        ):
+            self._refuse(rows, out, num_tokens_padded)
         inputs = step_inputs(
             committer.backend, num_reqs, query_start_loc, num_computed_tokens, positions, rows
         )
@@ -334,10 +338,12 @@ class MultiGroupBlockTable:
         """
         return warmup(self._committer, num_tokens, max_new_blocks)
 
-    def _refuse(self, rows: Any, out: int) -> NoReturn:
+    def _refuse(self, rows: Any, out: int, num_tokens_padded: int | None) -> NoReturn:
         if (rows is None) == self.stable_rows:
             rule = "be given when" if self.stable_rows else "be None unless"
             raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
+        if num_tokens_padded is not None and num_tokens_padded < 0:
+            raise ValueError(f"num_tokens_padded must be None or at least 0, got {num_tokens_padded}")
         raise ValueError(
             f"out must name one of {len(self._committer.outputs)} output sets, got {out} "
             "(make more with outputs(n))"

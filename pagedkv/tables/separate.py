@@ -25,7 +25,7 @@ def compute_slot_mapping(
     lines = (None, None)
     if rows is not None:
         lines = device_or_host(backend, "rows", rows, num_reqs, np.int32)
-    num_positions = int(positions.shape[0]) if hasattr(positions, "shape") else len(positions)
+    num_positions = int(where[0].size if where[1] is None else where[1].size)
     if starts[1] is None:
         num_tokens = _check_starts(committer, starts[0], num_reqs, num_positions)
     else:
@@ -43,10 +43,14 @@ def compute_slot_mapping(
     ]
     outputs = committer.outputs[0]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
-    scalars = (num_reqs, num_tokens, max(most, outputs.tokens_seen), int(rows is not None))
+    outputs.tokens_seen = max(most, outputs.tokens_seen)  # lowered by the next commit, with the positions
+    scalars = (num_reqs, num_tokens, outputs.tokens_seen, int(rows is not None))
+    if backend.is_capturing(stream.ptr):  # the consumer's graph has its own order
+        committer.kernels.slot_mapping(committer.staging, inputs, scalars, stream)
+        return
     committer.order(stream.ptr)
     committer.kernels.slot_mapping(committer.staging, inputs, scalars, stream)
-    outputs.tokens_seen = most
+    committer.finish(committer.call_event, stream.ptr)
 
 
 def _check_starts(committer: Committer, starts: Any, num_reqs: int, num_positions: int) -> int:
