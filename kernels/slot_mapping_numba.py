@@ -170,6 +170,6 @@ def slot_mapping(
             if i < reqs:
                 computed = _entry(staging, NUM_COMPUTED_TOKENS, num_computed_tokens, is_step, i)
                 after = _entry(staging, QUERY_START_LOC, query_start_loc, is_step, i + 1)
-                step_seq_lens[i] = computed + after - here
+                step_seq_lens[i] = np.int32(computed + after - here)  # wraps where the inputs are garbage
             elif i < reqs_fill:
                 step_seq_lens[i] = 0
