@@ -9,6 +9,7 @@ from pagedkv.replay.arrivals import Arrivals
 from pagedkv.replay.batch import RunningBatch
 from pagedkv.replay.contents import Contents
 from pagedkv.replay.findings import Findings
+from pagedkv.replay.host_step import HostStep
 from pagedkv.replay.layout import Layout
 from pagedkv.replay.memory import BlockMemory
 from pagedkv.replay.meter import Meter
@@ -63,7 +64,7 @@ class Engine:
         self._rows = RowKeeper(self.batch, self.memory, self.tables.rows, self.log)
         self._scheduler = Scheduler(options, requests, self.batch, self.memory, self.arrivals, self.tally)
         self._meter = Meter(self.layout, self.batch, self.memory, self.tables, self.max_model_len)
-        self._steps: list[Any] = []  # the last commit's, one per rank
+        self._steps = list[HostStep]()  # the last commit's, one per rank
 
     def _new_oracle(self, requests: Requests) -> ContentOracle:
         contents = Contents(requests, self.max_model_len, self.layout.num_groups)

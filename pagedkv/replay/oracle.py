@@ -8,9 +8,9 @@ import numpy as np
 from pagedkv.checks import IntArray
 from pagedkv.replay.contents import Contents
 from pagedkv.replay.findings import Findings
+from pagedkv.replay.host_step import HostStep
 from pagedkv.replay.kernel_views import num_wrong_entries
 from pagedkv.replay.layout import Layout
-from pagedkv.replay.ranks import on_host
 from pagedkv.replay.requests import Int64Array
 from pagedkv.replay.tags import EMPTY, read_back, write_through_slots
 
@@ -56,17 +56,17 @@ class ContentOracle:
         self._kv[:, block_ids] = EMPTY
 
     def write(
-        self, steps: list[Any], requests: Int64Array, computed: Int64Array, scheduled: Int64Array
+        self, steps: list[HostStep], requests: Int64Array, computed: Int64Array, scheduled: Int64Array
     ) -> None:
         """Write the step's tokens, and check its positions, lengths and owners."""
         positions, tags = self._contents.runs(requests, computed, scheduled)
         for step in steps:
-            self._findings.compare("seq_lens", computed + scheduled, on_host(step.seq_lens))
-            self._findings.compare("positions", positions, on_host(step.positions)[: len(positions)])
+            self._findings.compare("seq_lens", computed + scheduled, step.seq_lens)
+            self._findings.compare("positions", positions, step.positions[: len(positions)])
         for group, world in enumerate(self._layout.worlds):
             owners = np.zeros(len(tags), np.uint8)
             for rank, step in enumerate(steps):
-                slots = on_host(step.slot_mapping(group))[: len(tags)]
+                slots = step.slot_mapping(group)[: len(tags)]
                 size, kv = self._layout.specs[group].block_size, self._kv[rank].reshape(-1)
                 write_through_slots(
                     kv, slots, tags, owners, size, self._stride, self._contents.num_groups, group
@@ -74,7 +74,7 @@ class ContentOracle:
             self._check_owners(group, owners, 1 if world == self._world else self._world, requests, scheduled)
 
     def sample(
-        self, steps: list[Any], requests: Int64Array, computed: Int64Array, scheduled: Int64Array
+        self, steps: list[HostStep], requests: Int64Array, computed: Int64Array, scheduled: Int64Array
     ) -> None:
         """Read random positions that the rows' last scheduled tokens attend to, in every group.
 
@@ -91,13 +91,13 @@ class ContentOracle:
             positions, tags = self._contents.runs(requests[rows], starts, ones)
             columns = positions // self._layout.positions_per_block[group, 0]
             for rank, step in enumerate(steps):
-                block_ids = on_host(step.block_table(group)[rows, columns])
+                block_ids = step.block_table(group)[rows, columns]
                 self._read(group, rank, requests[rows], rows, block_ids, positions, tags)
                 self._check_views(step, group, rows, columns, block_ids)
 
     def check_rows(
         self,
-        steps: list[Any],
+        steps: list[HostStep],
         rows: Iterable[int],
         requests: Int64Array,
         computed: Int64Array,
@@ -107,7 +107,7 @@ class ContentOracle:
 
         Parameters
         ----------
-        steps : list
+        steps : list of HostStep
             The last commit's step on every rank.
         rows : iterable of int
             Rows of the sequences in that step.
@@ -120,7 +120,7 @@ class ContentOracle:
         for i, row in enumerate(rows):
             for group in range(self._layout.num_groups):
                 for rank, step in enumerate(steps):
-                    table_row = on_host(step.block_table(group)[row])
+                    table_row = step.block_table(group)[row]
                     self._check_row(
                         group, rank, row, requests[i : i + 1], first[group, i], computed[i], table_row
                     )
@@ -182,13 +182,13 @@ class ContentOracle:
                 f"by {owners[wrong[0]]} ranks, expected {expected}",
             )
 
-    def _check_views(self, step: Any, group: int, rows: Any, columns: Any, block_ids: IntArray) -> None:
+    def _check_views(self, step: HostStep, group: int, rows: Any, columns: Any, block_ids: IntArray) -> None:
         for view, (ratio, stride) in enumerate(self._layout.specs[group].views()):
             entries = (columns * ratio)[:, None] + np.arange(ratio)
-            found = on_host(step.kernel_block_table(group, view)[rows[:, None], entries])
+            found = step.kernel_block_table(group, view)[rows[:, None], entries]
             self._findings.count_views(num_wrong_entries(block_ids, found, stride), group, view)
 
-    def _check_view_row(self, step: Any, group: int, row: int, table_row: IntArray) -> None:
+    def _check_view_row(self, step: HostStep, group: int, row: int, table_row: IntArray) -> None:
         for view, (ratio, stride) in enumerate(self._layout.specs[group].views()):
-            found = on_host(step.kernel_block_table(group, view)[row]).reshape(-1, ratio)
+            found = step.kernel_block_table(group, view)[row].reshape(-1, ratio)
             self._findings.count_views(num_wrong_entries(table_row, found, stride), group, view)

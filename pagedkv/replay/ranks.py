@@ -5,15 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.replay.host_step import HostStep
 from pagedkv.replay.layout import Layout
 from pagedkv.tables.multi_group import MultiGroupBlockTable
 
-__all__ = ["RankTables", "on_host"]
-
-
-def on_host(array: Any) -> Any:
-    """Return a NumPy array with the same content (device arrays are copied)."""
-    return array.get() if hasattr(array, "get") else array
+__all__ = ["RankTables"]
 
 
 class RankTables:
@@ -50,10 +46,11 @@ class RankTables:
         """Name of the backend in use."""
         return str(self.rows.backend)
 
-    def commit(self, query_start_loc: Any, num_computed_tokens: Any) -> list[Any]:
+    def commit(self, query_start_loc: Any, num_computed_tokens: Any) -> list[HostStep]:
         """Commit on every rank; returns their steps."""
         num_reqs = len(num_computed_tokens)
-        return [table.commit(num_reqs, query_start_loc, num_computed_tokens) for table in self.tables]
+        steps = [table.commit(num_reqs, query_start_loc, num_computed_tokens) for table in self.tables]
+        return [HostStep(step) for step in steps]
 
     def transfers(self) -> Any:
         """Copies and bytes sent to the device so far by each rank, int64 [2, world_size]."""

@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_NUM_REQUESTS", "generate_trace"]
 
 DEFAULT_NUM_REQUESTS = 2_000
 
-_CONVERSATIONS_PER_SECOND = 3.0
+_CONVERSATIONS_PER_SECOND = 6.0
 _MEAN_TURNS = 3.5
 _MEAN_PAUSE_S = 15.0
 _SYSTEM_PROMPT_BLOCKS = (2, 1, 4, 3)  # in hash blocks; the first is the most popular
