@@ -1,0 +1,99 @@
+"""Kernel views: the table in the attention kernel's smaller blocks, kept by the same launch."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagedkv import BlockTable, KernelView, KVCacheGroupSpec, MultiGroupBlockTable
+
+from .models import expand, table_of, to_numpy
+
+
+@pytest.mark.parametrize(("block_size", "kernel"), [(32, 24), (16, 32), (24, 16), (1, 2)])
+def test_a_kernel_block_size_that_does_not_divide(backend, block_size, kernel):
+    with pytest.raises(
+        ValueError, match=f"kernel_block_size must divide block_size {block_size}, got {kernel}"
+    ):
+        BlockTable(block_size, 2, 4, 16, kernel_views=(kernel,), backend=backend)
+
+
+def test_a_stride_below_the_ratio(backend):
+    with pytest.raises(ValueError, match="stride must be at least the ratio 2, got 1"):
+        BlockTable(32, 2, 4, 16, kernel_views=((16, 1),), backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (16, [[0, 0, 2, 3], [14, 15, 6, 7]]),  # NULL stays NULL, where the plain product gives 0, 1
+        (32, [[0, 1], [7, 3]]),
+        ((16, 5), [[0, 0, 5, 6], [35, 36, 15, 16]]),
+        (KernelView(16, 2), [[0, 0, 2, 3], [14, 15, 6, 7]]),
+    ],
+)
+def test_ids_expand_by_the_stride(backend, view, expected):
+    table = BlockTable(32, 2, 2, 16, kernel_views=(view,), backend=backend)
+    table.add_row([0, 1], 0)
+    table.add_row([7, 3], 1)
+    table.commit_block_table()
+    assert to_numpy(table.get_kernel_tensor(2)).tolist() == expected
+    assert table.map_to_kernel_blocks(np.array([[0, 1], [7, 3]]).ravel()).reshape(2, -1).tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 10**6), max_size=9),
+    ratio=st.integers(1, 5),
+    more=st.integers(0, 3),
+)
+def test_map_to_kernel_blocks(backend, ids, ratio, more):
+    views = (1, (3, ratio + more))
+    table = BlockTable(3 * ratio, 1, 1, 1, kernel_views=views, backend=backend)
+    expected = expand(np.array([ids], np.int32), ratio, ratio + more)[0]
+    mapped = table.map_to_kernel_blocks(np.array(ids, np.int32), 1)
+    np.testing.assert_array_equal(expected, to_numpy(mapped))
+    assert to_numpy(mapped).dtype == np.int32
+
+
+@pytest.mark.parametrize("stable_rows", [False, True])
+def test_views_follow_every_change_of_a_row(backend, stable_rows):
+    spec = KVCacheGroupSpec(12, (4, (6, 7), 12))
+    table = MultiGroupBlockTable(
+        [KVCacheGroupSpec(4, (2,)), spec], 3, 48, 16, token_alignment=None, stable_rows=stable_rows,
+        backend=backend,
+    )  # fmt: skip
+
+    def check(content):
+        rows = {"rows": [2, 0, 1]} if stable_rows else {}
+        step = table.commit(3, [0, 0, 0, 0], [0, 0, 0], **rows)
+        order = [2, 0, 1] if stable_rows else [0, 1, 2]
+        expected = table_of([content[row] for row in order], 4)
+        np.testing.assert_array_equal(expected, to_numpy(step.block_table(1)))
+        for view, (ratio, stride) in enumerate([(3, 3), (2, 7), (1, 1)]):
+            actual = to_numpy(step.kernel_block_table(1, view))
+            np.testing.assert_array_equal(expand(expected, ratio, stride), actual)
+        assert not to_numpy(step.kernel_block_table(0, 0)).any()
+
+    check([[], [], []])
+    for row, ids in enumerate([[1, 2, 3, 4], [5], [0, 6]]):
+        table[1].add_row(ids, row)
+    check([[1, 2, 3, 4], [5], [0, 6]])
+    table[1].append_row([7], 1)
+    table[1].clear_row(2)
+    check([[1, 2, 3, 4], [5, 7], []])
+    table[1].move_row(0, 2)
+    table[1].null_columns([2], [0], [2])
+    check([[], [5, 7], [0, 0, 3, 4]])
+    table[1].swap_row(1, 2)
+    check([[], [0, 0, 3, 4], [5, 7]])
+
+
+def test_kernel_views_of_stable_rows_are_the_steps(backend):
+    table = BlockTable(4, 2, 2, 8, kernel_views=(2,), stable_rows=True, backend=backend)
+    with pytest.raises(ValueError, match="must be taken from the step"):
+        table.get_kernel_tensor(1)
+    with pytest.raises(ValueError, match=r"view must lie in \[0, 0\], got 1"):
+        table.get_kernel_tensor(1, 1)
+    with pytest.raises(ValueError, match=r"num_reqs must lie in \[0, 2\], got 3"):
+        table.get_device_tensor(3)

@@ -1,0 +1,170 @@
+"""Widths, kernel views, context-parallel worlds and block id limits."""
+
+from math import gcd
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagedkv import BlockTable, ContextParallel, KernelView, KVCacheGroupSpec, MultiGroupBlockTable
+from pagedkv.constants import MAX_INT32
+from pagedkv.specs import cdiv, max_block_id, table_width
+
+SINGLE = ContextParallel()
+
+
+def width(block_size, num_blocks, alignment=128):
+    return table_width(KVCacheGroupSpec(block_size), block_size * num_blocks, SINGLE, alignment)
+
+
+# --- widths -----------------------------------------------------------------------------------------
+
+
+def test_width_of_a_model_length_that_is_no_multiple():
+    """A vLLM report: 9,416 tokens in blocks of 32 are 295 blocks, and 296 columns."""
+    assert table_width(KVCacheGroupSpec(32), 9416, SINGLE) == 296
+    assert table_width(KVCacheGroupSpec(32), 9416, SINGLE, None) == 295
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "columns"),
+    [
+        (5, 48, 8), (7, 96, 8), (3, 192, 4), (3, 256, 3), (1, 16, 8), (9, 1, 128),
+        (1, 96, 4), (1, 48, 8), (1, 192, 2), (1, 528, 8), (295, 32, 296),
+        *[(1, size, 128 // size) for size in (1, 2, 4, 8, 16, 32, 64, 128)],
+        *[(1, size, 1) for size in (256, 384, 512, 640, 768, 1024, 1152)],
+    ],
+)  # fmt: skip
+def test_width_is_whole_tokens_of_the_alignment(num_blocks, block_size, columns):
+    assert width(block_size, num_blocks) == columns
+
+
+@given(st.integers(1, 2000), st.integers(1, 300), st.integers(1, 400))
+def test_width_is_the_smallest_that_holds_and_aligns(block_size, num_blocks, alignment):
+    columns = width(block_size, num_blocks, alignment)
+    assert columns >= num_blocks
+    assert columns * block_size % alignment == 0
+    assert columns - num_blocks < alignment // gcd(alignment, block_size)
+    assert width(block_size, num_blocks, None) == num_blocks
+
+
+@pytest.mark.parametrize("alignment", [0, -128])
+def test_an_alignment_that_is_none(alignment):
+    with pytest.raises(ValueError, match=r"token_alignment must lie in \[1, "):
+        width(16, 3, alignment)
+
+
+@pytest.mark.parametrize(
+    ("max_len", "world", "columns"), [(1_048_576, 1, 16384), (1_048_576, 2, 8192), (480_000, 4, 1876)]
+)
+def test_width_is_divided_by_the_world_of_sharded_groups_alone(max_len, world, columns):
+    context_parallel = ContextParallel(world, world - 1)
+    assert table_width(KVCacheGroupSpec(64), max_len, context_parallel) == columns
+    replicated = table_width(KVCacheGroupSpec(64, cp_sharded=False), max_len, context_parallel)
+    assert replicated == cdiv(max_len, 128) * 2
+
+
+def test_width_of_a_stated_capacity():
+    spec = KVCacheGroupSpec(16, max_num_blocks_per_req=5)
+    assert table_width(spec, 10**6, ContextParallel(2, 0)) == 8, "no context-parallel division"
+    assert table_width(spec, 1, SINGLE, None) == 5
+
+
+def test_groups_that_are_not_written_by_slot_are_not_aligned():
+    spec = KVCacheGroupSpec(16, slot_mapping=False, max_num_blocks_per_req=3)
+    assert table_width(spec, 10**6, SINGLE) == 3
+
+
+@pytest.mark.parametrize("alignment", [128, None])
+def test_tables_have_those_widths(alignment):
+    groups = [16, KVCacheGroupSpec(48), KVCacheGroupSpec(64, cp_sharded=False), KVCacheGroupSpec(3)]
+    world = ContextParallel(3, 1)
+    table = MultiGroupBlockTable(
+        groups, 2, 1000, 8, context_parallel=world, token_alignment=alignment, backend="numpy"
+    )
+    expected = (24, 8, 16, 128) if alignment else (21, 7, 16, 112)
+    assert table.mirror.widths == expected
+    for group, columns in enumerate(expected):
+        assert table[group].get_device_tensor(2).shape == (2, columns)
+        assert table[group].get_numpy_array().shape == (2, columns)
+
+
+def test_a_single_table_has_the_columns_that_were_asked_for():
+    table = BlockTable(16, 2, 5, 8, kernel_views=(4,), backend="numpy")
+    assert table.get_numpy_array().shape == (2, 5)
+    assert table.get_kernel_tensor(2).shape == (2, 20)
+    assert table.block_size == 16
+
+
+# --- specs ------------------------------------------------------------------------------------------
+
+
+def test_views_resolve_to_ratio_and_stride():
+    spec = KVCacheGroupSpec(32, (16, (8, 6), KernelView(32), KernelView(4, 8)))
+    assert spec.views() == [(2, 2), (4, 6), (1, 1), (8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"block_size": 0}, ValueError, r"block_size must lie in \[1, "),
+        ({"block_size": 16.0}, TypeError, "block_size must be an int, got float"),
+        ({"block_size": True}, TypeError, "block_size must be an int, got bool"),
+        ({"block_size": 16, "kernel_views": (5,)}, ValueError, "must divide block_size 16, got 5"),
+        ({"block_size": 16, "kernel_views": (0,)}, ValueError, "kernel_block_size must lie in"),
+        ({"block_size": 16, "kernel_views": ((8, 1),)}, ValueError, "at least the ratio 2, got 1"),
+        ({"block_size": 16, "max_num_blocks_per_req": 0}, ValueError, "max_num_blocks_per_req must lie"),
+        ({"block_size": 16, "sliding_window": 0}, ValueError, "sliding_window must lie in"),
+    ],
+)
+def test_a_spec_that_is_wrong(arguments, error, message):
+    with pytest.raises(error, match=message):
+        KVCacheGroupSpec(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0), "world_size must lie"),
+        ((2, 2), r"rank must lie in \[0, 1\], got 2"),
+        ((2, -1), "rank must lie"),
+        ((2, 0, 0), "interleave must lie"),
+    ],
+)
+def test_a_world_that_is_wrong(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ContextParallel(*arguments)
+
+
+def test_interleave_must_divide_sharded_block_sizes_alone():
+    world = ContextParallel(2, 0, 4)
+    with pytest.raises(ValueError, match="interleave must divide block_size 6, got 4"):
+        KVCacheGroupSpec(6).shard(world)
+    assert KVCacheGroupSpec(6, cp_sharded=False).shard(world) == SINGLE
+    assert KVCacheGroupSpec(6).shard(ContextParallel(1, 0, 4)) == SINGLE
+    assert KVCacheGroupSpec(8).shard(world) == world
+
+
+# --- block ids --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "bits"),
+    [
+        (KVCacheGroupSpec(16), 64),
+        (KVCacheGroupSpec(16, (8,)), 64),
+        (KVCacheGroupSpec(12, (4, (6, 7))), 64),
+        (KVCacheGroupSpec(16), 32),
+        (KVCacheGroupSpec(1, (1,)), 32),
+    ],
+)
+def test_largest_block_id(spec, bits):
+    largest = max_block_id(spec, bits)
+
+    def fits(block):
+        views = all(block * stride + ratio - 1 <= MAX_INT32 for ratio, stride in spec.views())
+        slots = bits == 64 or (block + 1) * spec.block_size - 1 <= MAX_INT32
+        return views and slots and block <= MAX_INT32
+
+    assert fits(largest)
+    assert not fits(largest + 1)
