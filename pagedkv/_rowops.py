@@ -13,6 +13,7 @@ from pagedkv.compiled import compiled
 __all__ = [
     "Fault",
     "clear_rows",
+    "find_fault",
     "mark_dirty",
     "move_rows",
     "null_columns",
@@ -34,9 +35,10 @@ class Fault(IntEnum):
     BLOCK_ID = 4
     CAPACITY = 5
     RANGE = 6
+    SHAPE = 7
 
 
-_NONE, _ROW, _COUNT, _TOTAL, _BLOCK_ID, _CAPACITY, _RANGE = (int(fault) for fault in Fault)
+_NONE, _ROW, _COUNT, _TOTAL, _BLOCK_ID, _CAPACITY, _RANGE, _SHAPE = (int(fault) for fault in Fault)
 
 
 @compiled
@@ -64,24 +66,18 @@ def mark_dirty(ranges: Array, dirty: Array, target: int, start: int, end: int) -
 
 
 @compiled
-def write_rows(
-    blocks: Array,
-    layout: Array,
-    counts: Array,
-    ranges: Array,
-    dirty: Array,
-    rows: Array,
-    lengths: Array,
-    ids: Array,
-    replace: bool,
+def find_fault(
+    layout: Array, counts: Array, rows: Array, lengths: Array, ids: Array, replace: bool
 ) -> tuple[int, int, int, int]:
-    """Append ids to rows, or replace them; nothing is changed unless the fault is NONE."""
+    """Check the arguments of `write_rows`; returns the fault, its group, place in the call, and value."""
     G, R = counts.shape
     n = rows.size
-    total = 0
+    if lengths.shape[0] != G or lengths.shape[1] != n:
+        return _SHAPE, 0, lengths.shape[0], lengths.shape[1]
     for i in range(n):
         if rows[i] < 0 or rows[i] >= R:
             return _ROW, 0, i, rows[i]
+    total = 0
     for g in range(G):
         for i in range(n):
             if lengths[g, i] < -1:
@@ -97,23 +93,41 @@ def write_rows(
                     return _BLOCK_ID, g, i, ids[k]
                 k += 1
     for g in range(G):
-        fault, bad, want = -1, 0, 0
+        fault, done, want = -1, 0, 0
         for i in range(n):  # counts grow here, so that a repeated row is judged by its sum, and shrink again
-            held = 0 if replace else counts[g, rows[i]]
-            bad = i
-            if max(lengths[g, i], 0) + held > layout[g, 1]:
-                fault, want = i, max(lengths[g, i], 0) + held
+            length = max(lengths[g, i], 0)
+            want = length if replace else counts[g, rows[i]] + length
+            if want > layout[g, 1]:
+                fault = i
                 break
             if not replace:
-                counts[g, rows[i]] += max(lengths[g, i], 0)
-        if not replace and n > 0:
-            for i in range(bad + (1 if fault < 0 else 0)):
-                counts[g, rows[i]] -= max(lengths[g, i], 0)
+                counts[g, rows[i]] = want
+                done += 1
+        for i in range(done):
+            counts[g, rows[i]] -= max(lengths[g, i], 0)
         if fault >= 0:
             return _CAPACITY, g, fault, want
+    return _NONE, 0, 0, 0
+
+
+@compiled
+def write_rows(
+    blocks: Array,
+    layout: Array,
+    counts: Array,
+    ranges: Array,
+    dirty: Array,
+    rows: Array,
+    lengths: Array,
+    ids: Array,
+    replace: bool,
+) -> bool:
+    """Append ids to rows, or replace them; False, and nothing changed, where `find_fault` finds one."""
+    if find_fault(layout, counts, rows, lengths, ids, replace)[0] != _NONE:
+        return False
     k = 0
-    for g in range(G):
-        for i in range(n):
+    for g in range(counts.shape[0]):
+        for i in range(rows.size):
             length = lengths[g, i]
             if length < 0 or (length == 0 and not replace):
                 continue
@@ -127,8 +141,8 @@ def write_rows(
             for c in range(start + length, old):
                 blocks[base + c] = 0
             counts[g, row] = start + length
-            mark_dirty(ranges, dirty, g * R + row, start, max(start + length, old))
-    return _NONE, 0, 0, 0
+            mark_dirty(ranges, dirty, g * counts.shape[1] + row, start, max(start + length, old))
+    return True
 
 
 @compiled

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from pagedkv._rowops import (
     Fault,
     clear_rows,
+    find_fault,
     mark_dirty,
     move_rows,
     null_columns,
@@ -35,6 +36,7 @@ from pagedkv._rowops import (
     write_rows,
 )
 from pagedkv.checks import IntArray, as_int32, check_int, check_shape
+from pagedkv.compiled import seal
 from pagedkv.constants import MAX_INT32
 from pagedkv.errors import CapacityError
 
@@ -89,6 +91,7 @@ class HostMirror:
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self._resize_subscribers(0)
+        seal(write_rows, *self.state, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)  # noqa: FBT003
 
     @property
     def num_groups(self) -> int:
@@ -116,7 +119,7 @@ class HostMirror:
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows. Arguments and errors as `append_rows`; a repeated row keeps its last content."""
-        self._write(rows, counts, block_ids, replace=True)
+        self._write(rows, counts, block_ids, True)  # noqa: FBT003 - the hot path
 
     def append_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Append blocks to rows, all groups in one call.
@@ -137,7 +140,7 @@ class HostMirror:
         ValueError, TypeError
             A row, count or id is out of range or of the wrong type, or their numbers do not match.
         """
-        self._write(rows, counts, block_ids, replace=False)
+        self._write(rows, counts, block_ids, False)  # noqa: FBT003 - the hot path
 
     def clear_rows(self, rows: Any, group: int | None = None) -> None:
         """Empty rows in all groups, or in one; every column becomes NULL."""
@@ -197,11 +200,17 @@ class HostMirror:
         """Empty every row of every group."""
         self.clear_rows(np.arange(self.max_num_reqs, dtype=np.int32))
 
-    def _write(self, rows: Any, counts: Any, block_ids: Any, *, replace: bool) -> None:
-        lines = _int32("rows", rows)
-        lengths = _lengths(counts, self.num_groups, lines.size)
-        ids = _int32("block_ids", block_ids)
-        self._raise(write_rows(*self.state, lines, lengths, ids, replace), lines)
+    def _write(self, rows: Any, counts: Any, block_ids: Any, replace: bool) -> None:
+        # The sealed function takes ready int32 arrays; anything else is converted, with its own errors.
+        try:
+            done = write_rows(*self.state, rows, counts, block_ids, replace)
+        except (TypeError, AttributeError):
+            rows, block_ids = _ready("rows", rows), _ready("block_ids", block_ids)
+            counts = _lengths(counts, self.num_groups, rows.size)
+            done = write_rows(*self.state, rows, counts, block_ids, replace)
+        if not done:
+            found = find_fault(self.layout, self.counts, rows, counts, block_ids, replace)
+            self._raise(found, rows)
 
     def _groups(self, group: int | None) -> tuple[int, int]:
         if group is None:
@@ -221,6 +230,11 @@ class HostMirror:
             return
         if code == Fault.ROW:
             raise ValueError(f"rows must lie in [0, {self.max_num_reqs - 1}], got {value} at place {index}")
+        if code == Fault.SHAPE:
+            raise ValueError(
+                f"counts must have shape [num_groups, len(rows)] = [{self.num_groups}, {rows.size}], "
+                f"got [{index}, {value}]"
+            )
         if code == Fault.TOTAL:
             raise ValueError(f"block_ids must hold sum(counts) = {value} ids, got {index}")
         width, limit = (int(x) for x in self.layout[group, 1:])
@@ -260,20 +274,15 @@ def _read_only(array: IntArray) -> IntArray:
     return view
 
 
-def _int32(name: str, values: Any) -> IntArray:
-    # Compiled code checks the values; a ready int32 array is passed through without a look at them.
-    if type(values) is np.ndarray and values.dtype == np.int32 and values.ndim == 1:
-        return values if values.flags.c_contiguous else np.ascontiguousarray(values)
-    return as_int32(name, values, -MAX_INT32 - 1)
+def _ready(name: str, values: Any) -> IntArray:
+    # Compiled code checks the values; it takes only int32 arrays that are contiguous and writeable.
+    array = as_int32(name, values, -MAX_INT32 - 1)
+    return array if array.flags.writeable else array.copy()
 
 
 def _lengths(counts: Any, num_groups: int, num_rows: int) -> IntArray:
-    array = counts
-    if type(array) is not np.ndarray or array.dtype != np.int32:
-        flat = np.asarray(counts, dtype=None if np.size(counts) else np.int32)
-        array = as_int32("counts", flat.ravel(), -1).reshape(flat.shape)
-    if array.shape != (num_groups, num_rows):
-        if num_groups == 1 and array.ndim == 1:
-            return _lengths(array.reshape(1, -1), 1, num_rows)
-        check_shape("counts", array, (num_groups, num_rows), "[num_groups, len(rows)]")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    array = np.asarray(counts, dtype=None if np.size(counts) else np.int32)
+    if array.ndim == 1 and num_groups == 1:
+        array = array.reshape(1, -1)
+    check_shape("counts", array, (num_groups, num_rows), "[num_groups, len(rows)]")
+    return _ready("counts", array.ravel()).reshape(num_groups, num_rows)

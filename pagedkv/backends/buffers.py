@@ -29,4 +29,14 @@ class HostBuffer:
     event: Any
     address: int = 0
     memory: Any = None
-    graphs: dict[Any, Any] = field(default_factory=dict)
+    next: Any = None
+    """The buffer that follows in the ring."""
+    graphs: dict[int, Any] = field(default_factory=dict)
+    """Captured steps of host inputs, by the key of their sizes."""
+    device_graphs: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    """Captured steps that read device arrays, by their addresses and the key."""
+
+    def drop_graphs(self) -> None:
+        """Forget what was captured: the other end of the copy has moved."""
+        self.graphs.clear()
+        self.device_graphs.clear()

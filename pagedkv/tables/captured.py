@@ -6,7 +6,7 @@ from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError, PagedKVError
 from pagedkv.tables.committer import Committer, decode_words
 from pagedkv.tables.inputs import HOST_ONLY, step_inputs
-from pagedkv.tables.pack import Sizes, bucket
+from pagedkv.tables.sizes import Sizes, bucket
 from pagedkv.tables.step import Step
 from pagedkv.tables.step_kernels import Staging
 
@@ -50,10 +50,11 @@ class CapturedStep:
         self._buffer = committer.backend.host_buffer(words)
         self._staging = Staging(committer.backend, words)
         gather = geometry.max_num_reqs if committer.is_stable else 0
-        sizes = Sizes.of(Sizes.key(words, num_tokens_padded, gather, writes=True))
+        sizes = Sizes.of(Sizes(words, num_tokens_padded, gather, True).key(out))  # noqa: FBT003
         self._awaits_replay = False
         # Binding and compiling must not happen inside the consumer's capture.
-        self._run = committer.kernels.run(self._buffer, self._staging, sizes, out, HOST_ONLY)
+        outputs = committer.outputs[out]
+        self._run = committer.kernels.run(self._buffer, self._staging, sizes, outputs, HOST_ONLY)
         committer.backend.compile()
 
     def enqueue(self, stream: Any = None) -> None:
@@ -86,19 +87,18 @@ class CapturedStep:
         inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
         if inputs.device_key:
             raise TypeError("a captured step's inputs must be host arrays, which travel in its own buffer")
-        outputs = committer.outputs[self._out]
         committer.backend.wait_for(self._buffer.event.ptr)
         key, num_tokens = committer.pack(
-            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, outputs
+            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, self._out
         )
         if key < 0:
             raise CapacityError(
                 f"captured step must fit {self._buffer.words.size} words, got {-key} "
                 "(raise max_new_blocks, or commit the new rows before)"
             )
-        outputs.tokens_seen, outputs.reqs_seen = num_tokens, num_reqs
         self._awaits_replay = True
-        return Step(outputs, num_reqs, self._num_reqs, num_tokens, self._num_tokens, self._buffer.event)
+        outputs = committer.outputs[self._out]
+        return Step(outputs, self._buffer.event, num_reqs, self._num_reqs, num_tokens, self._num_tokens)
 
     def mark_replayed(self, stream: Any = None) -> None:
         """Say that the graph was launched on `stream` after `pack`.

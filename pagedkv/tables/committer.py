@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from pagedkv.backends.buffers import HostBuffer
+from pagedkv.checks import check_int
+from pagedkv.compiled import seal
 from pagedkv.errors import PagedKVError
 from pagedkv.kernels._layout import HEADER_WORDS, WRITE_WORDS
 from pagedkv.mirror import HostMirror
 from pagedkv.tables.geometry import Geometry
-from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs
-from pagedkv.tables.pack import Mode, PackFault, Sizes, bucket, pack_step
+from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs, step_inputs
+from pagedkv.tables.faults import find_fault
+from pagedkv.tables.modes import BATCH_ORDER, STABLE, WRITES_ONLY
+from pagedkv.tables.pack import pack_step
 from pagedkv.tables.refusals import refuse
+from pagedkv.tables.sizes import Sizes, bucket
 from pagedkv.tables.staging import StagingRing
 from pagedkv.tables.step import OutputSet, Step
 from pagedkv.tables.step_kernels import Staging, StepKernels
@@ -43,11 +48,13 @@ class Committer:
     ) -> None:
         self.backend, self.geometry, self.mirror = backend, geometry, mirror
         self.is_stable = stable_rows
-        self._mode = int(Mode.STABLE if stable_rows else Mode.BATCH_ORDER)
+        self._mode = STABLE if stable_rows else BATCH_ORDER
         self.subscriber = mirror.subscribe()
         self.kernels = StepKernels(backend, geometry, with_views=not stable_rows)
         self.stored = self.kernels.stored
         self.outputs: list[OutputSet] = []
+        self._state: Any = None
+        self._packed: dict[int, tuple[Any, ...]] = {}
         self.add_outputs(1)
         # Per row: how often its writes were sent, and (while packing) the batch position that keeps it.
         self.versions = np.zeros((2, geometry.max_num_reqs), np.int64)
@@ -55,69 +62,82 @@ class Committer:
         hint = decode_words(geometry.max_num_reqs, len(geometry.specs))
         self.ring = StagingRing(backend, staging_depth, hint)
         self.staging = Staging(backend, bucket(hint))
-        self.num_h2d_copies = self.num_h2d_bytes = 0
+        self.totals = np.zeros(2, np.int64)  # copies and bytes so far
         self.use_graphs = backend.has_graphs
         self.last_stream = 0
         self.last_event: Any = None
         self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
-        self._state: Any = None
-        self._packed_state: tuple[Any, ...] = ()
-        self._limits = (
-            geometry.max_num_batched_tokens,
-            stable_rows and geometry.has_windows,
-        )
+        self._take_state()
+        seal(pack_step, self.ring.buffer.words, *self._packed[0], *HOST_INPUTS.arrays, 0, 0, -1, self._mode)
 
     def add_outputs(self, num: int) -> None:
         """Make sure that there are `num` output sets."""
         while len(self.outputs) < num:
             shown = None if self.is_stable else self.stored
-            self.outputs.append(OutputSet(self.backend, self.geometry, shown))
-            self.kernels.outputs = self.outputs
+            self.outputs.append(OutputSet(self.backend, self.geometry, len(self.outputs), shown))
+        self._state = None
 
     def commit(
         self,
-        inputs: Inputs,
         num_reqs: int,
+        query_start_loc: Any,
+        num_computed_tokens: Any,
+        rows: Any,
         num_reqs_padded: int,
-        tokens_padded: int,
+        num_tokens_padded: int,
+        positions: Any,
         out: int,
         stream: Any,
     ) -> Step:
-        """Enqueue a whole step on a stream that is not capturing."""
-        backend, outputs = self.backend, self.outputs[out]
+        """Enqueue a whole step; the arguments are those of `MultiGroupBlockTable.commit`.
+
+        An ordinary step (ready int32 arrays on the host, room in the buffer, a graph that was captured)
+        goes straight through; whatever it stumbles over is left to `_commit_any`, since nothing was
+        changed then.
+        """
+        backend = self.backend
         stream = backend.stream(stream)
         stream_id = stream.ptr
         if backend.is_capturing(stream_id):
             self._refuse_capture(stream_id)
-        buffer = self.ring.acquire()
-        key, num_tokens = self.pack(buffer, inputs, num_reqs, num_reqs_padded, tokens_padded, outputs)
+        buffer = self.ring.buffer
+        backend.wait_for(buffer.event.ptr)
+        if self.mirror.state is not self._state:
+            self._take_state()
+        key = -1
+        if positions is None and type(query_start_loc) is np.ndarray:
+            try:
+                key, num_tokens = pack_step(
+                    buffer.words,
+                    *self._packed[out],
+                    query_start_loc,
+                    num_computed_tokens,
+                    NO_INT64,
+                    NO_INT32 if rows is None else rows,
+                    -1,
+                    num_reqs,
+                    num_reqs_padded,
+                    num_tokens_padded,
+                    self._mode,
+                )
+            except (TypeError, KeyError):
+                key = -1
         if key < 0:
-            buffer = self._grow(-key)
-            key, num_tokens = self.pack(buffer, inputs, num_reqs, num_reqs_padded, tokens_padded, outputs)
-        if stream_id != self.last_stream:
-            self.order(stream_id)
-        if self.use_graphs:
-            graphs = buffer.graphs.get((out, inputs.device_key))
-            graph = None if graphs is None else graphs.get(key)
-            if graph is None:
-                graph = self.capture(buffer, key, out, inputs)
-            backend.launch(graph.graphExec, stream_id)
+            arrays = (query_start_loc, num_computed_tokens, positions, rows)
+            return self._commit_any(arrays, num_reqs, num_reqs_padded, num_tokens_padded, out, stream)
+        graph = buffer.graphs.get(key)
+        if graph is None:
+            self._first_time(buffer, key, out, stream)
         else:
-            self.kernels.run(buffer, self.staging, Sizes.of(key), out, inputs.device)(stream)
+            if stream_id != self.last_stream:
+                self.order(stream_id)
+            backend.launch(graph.graphExec, stream_id)
         event = buffer.event
         backend.record(event.ptr, stream_id)
         self.last_event, self.last_stream = event, stream_id
-        self.ring.advance()
-        self.num_h2d_copies += 1
-        self.num_h2d_bytes += 4 * (key & 0xFFFFFFFF)
-        if num_tokens >= 0:
-            most_tokens = known = num_tokens
-        else:
-            most_tokens, known = -num_tokens - 1, None
-        outputs.tokens_seen, outputs.reqs_seen = most_tokens, num_reqs
-        handed_out = most_tokens if tokens_padded < 0 else tokens_padded
-        return Step(outputs, num_reqs, num_reqs_padded, known, handed_out, event)
+        self.ring.buffer = buffer.next
+        return Step(self.outputs[out], event, num_reqs, num_reqs_padded, num_tokens, num_tokens_padded)
 
     def pack(
         self,
@@ -126,35 +146,51 @@ class Committer:
         num_reqs: int,
         num_reqs_padded: int,
         tokens_padded: int,
-        outputs: OutputSet,
+        out: int,
         mode: int | None = None,
     ) -> tuple[int, int]:
-        """Pack a step into a buffer; returns (key of its sizes, num_tokens).
+        """Pack a step into a buffer; returns (key of its sizes, num_tokens), or (-words, 0).
 
-        Returns (-words, 0) where the buffer holds fewer words than the step needs. Every other fault is
-        raised; nothing was changed then.
+        The latter where the buffer holds fewer words than the step needs. Every fault is raised; nothing
+        was changed then.
         """
         if self.mirror.state is not self._state:
             self._take_state()
-        code, value, place = pack_step(
-            buffer.words,
-            *self._packed_state,
-            outputs.batch,
-            self.versions,
-            *inputs.arrays,
-            num_reqs,
-            num_reqs_padded,
-            tokens_padded,
-            outputs.reqs_seen,
-            outputs.tokens_seen,
-            *self._limits,
-            self._mode if mode is None else mode,
-        )
-        if code:
-            if code == PackFault.GROW:
-                return -value, 0
-            refuse(code, value, place, self.geometry, tokens_padded)
-        return value, place
+        mode = self._mode if mode is None else mode
+        sizes = (num_reqs, num_reqs_padded, tokens_padded, mode)
+        key, num_tokens = pack_step(buffer.words, *self._packed[out], *inputs.arrays, *sizes)
+        if key == -1:
+            starts, computed, _, rows, num_positions = inputs.arrays
+            most = self.geometry.max_num_batched_tokens
+            found = find_fault(self.mirror.counts, most, starts, computed, rows, num_positions, *sizes)
+            refuse(*found, self.geometry, tokens_padded)
+        return key, num_tokens
+
+    def _commit_any(
+        self, arrays: Any, num_reqs: int, num_reqs_padded: int, tokens_padded: int, out: int, stream: Any
+    ) -> Step:
+        # The way of a step that is not ordinary: arrays to convert or on the device, or a fault to name.
+        if not 0 <= out < len(self.outputs):
+            raise ValueError(
+                f"out must name one of {len(self.outputs)} output sets, got {out} (make more with outputs(n))"
+            )
+        starts, computed, positions, rows = arrays
+        if (rows is None) == self.is_stable:
+            rule = "be given when" if self.is_stable else "be None unless"
+            raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
+        check_int("num_reqs", num_reqs, 0, self.geometry.max_num_reqs)
+        inputs = step_inputs(self.backend, num_reqs, starts, computed, positions, rows)
+        step = (inputs, num_reqs, num_reqs_padded, tokens_padded, out)
+        buffer = self.ring.buffer
+        key, num_tokens = self.pack(buffer, *step)
+        if key < 0:
+            buffer = self._grow(-key)
+            key, num_tokens = self.pack(buffer, *step)
+        self.order(stream.ptr)
+        self._send(buffer, key, out, inputs, stream)
+        self.finish(buffer.event, stream.ptr)
+        self.ring.buffer = buffer.next
+        return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, tokens_padded)
 
     def commit_rows(self, stream: Any) -> None:
         """Send the dirty ranges alone, where there are any."""
@@ -162,18 +198,18 @@ class Committer:
             return
         stream = self.backend.stream(stream)
         self._refuse_capture(stream.ptr)
-        mode = int(Mode.WRITES_ONLY if self.is_stable else Mode.BATCH_ORDER)
-        step = (HOST_INPUTS, 0, 0, -1, self.outputs[0], mode)
-        buffer = self.ring.acquire()
+        mode = WRITES_ONLY if self.is_stable else BATCH_ORDER
+        step = (HOST_INPUTS, 0, 0, -1, 0, mode)
+        buffer = self._acquire()
         key, _ = self.pack(buffer, *step)
         if key < 0:
             buffer = self._grow(-key)
             key, _ = self.pack(buffer, *step)
         self.order(stream.ptr)
-        self._copy(buffer, self.staging.words, Sizes.of(key).words, stream)
-        self.kernels.apply_writes(self.staging, Sizes.of(key), stream)
+        self.backend.copy(self.staging.words, buffer, Sizes.of(key).words, stream)
+        self.kernels.apply_writes(self.staging, Sizes.of(key), self.outputs[0], stream)
         self.finish(buffer.event, stream.ptr)
-        self.ring.advance()
+        self.ring.buffer = buffer.next
 
     def stage(self, name: str, array: Any, capacity: int, stream: Any) -> Any:
         """Copy a host array into its own persistent device array, in one copy, and return the view."""
@@ -181,14 +217,15 @@ class Committer:
         if name not in self._staged:
             self._staged[name] = self.backend.zeros(capacity, array.dtype)
         target, words = self._staged[name][: array.size], array.view(np.int32)
-        buffer = self.ring.acquire()
+        buffer = self._acquire()
         if words.size > buffer.words.size:
             buffer = self.ring.grow(words.size)
         buffer.words[: words.size] = words
         self.order(stream.ptr)
-        self._copy(buffer, target.view(np.int32), words.size, stream)
+        self.backend.copy(target.view(np.int32), buffer, words.size, stream)
+        self.totals += (1, 4 * words.size)
         self.finish(buffer.event, stream.ptr)
-        self.ring.advance()
+        self.ring.buffer = buffer.next
         return target
 
     def order(self, stream_id: int) -> None:
@@ -201,12 +238,29 @@ class Committer:
         self.backend.record(event.ptr, stream_id)
         self.last_event, self.last_stream = event, stream_id
 
-    def capture(self, buffer: HostBuffer, key: int, out: int, inputs: Inputs) -> Any:
-        """Capture a step of these sizes and keep it with its buffer."""
-        run = self.kernels.run(buffer, self.staging, Sizes.of(key), out, inputs.device)
-        graph = self.backend.capture(run)
-        buffer.graphs.setdefault((out, inputs.device_key), {})[key] = graph
+    def capture(self, buffer: HostBuffer, key: int, out: int) -> Any:
+        """Capture a step of host inputs and these sizes, and keep it with its buffer."""
+        run = self.kernels.run(buffer, self.staging, Sizes.of(key), self.outputs[out], HOST_ONLY)
+        graph = buffer.graphs[key] = self.backend.capture(run)
         return graph
+
+    def _send(self, buffer: HostBuffer, key: int, out: int, inputs: Inputs, stream: Any) -> None:
+        # Launch a packed step whose inputs may lie on the device; graphs hold their addresses.
+        run = self.kernels.run(buffer, self.staging, Sizes.of(key), self.outputs[out], inputs.device)
+        if not self.use_graphs:
+            run(stream)
+            return
+        graphs, at = (
+            (buffer.device_graphs, (key, *inputs.device_key)) if inputs.device_key else (buffer.graphs, key)
+        )
+        graph = graphs.get(at)
+        if graph is None:
+            graph = graphs[at] = self.backend.capture(run)
+        self.backend.launch(graph.graphExec, stream.ptr)
+
+    def _first_time(self, buffer: HostBuffer, key: int, out: int, stream: Any) -> None:
+        self.order(stream.ptr)
+        self._send(buffer, key, out, HOST_INPUTS, stream)
 
     def _refuse_capture(self, stream_id: int) -> None:
         if self.backend.is_capturing(stream_id):
@@ -215,21 +269,19 @@ class Committer:
                 "(capture captured_step(...), or give compute_slot_mapping device arrays)"
             )
 
+    def _acquire(self) -> HostBuffer:
+        self.backend.wait_for(self.ring.buffer.event.ptr)
+        return self.ring.buffer
+
     def _take_state(self) -> None:
         # The mirror's arrays stay; those of the subscribers are new whenever one was added.
         self._state = state = self.mirror.state
-        self._packed_state = (
-            state.blocks,
-            state.layout,
-            state.counts,
-            state.ranges[self.subscriber],
-            state.dirty[self.subscriber],
-        )
-
-    def _copy(self, buffer: HostBuffer, target: Any, words: int, stream: Any) -> None:
-        self.backend.copy(target, buffer, words, stream)
-        self.num_h2d_copies += 1
-        self.num_h2d_bytes += 4 * words
+        shared = (state.blocks, state.layout, state.counts)
+        own = (state.ranges[self.subscriber], state.dirty[self.subscriber])
+        self._packed = {
+            out: (*shared, *own, self.versions, self.totals, outputs.batch, outputs.seen)
+            for out, outputs in enumerate(self.outputs)
+        }
 
     def _grow(self, words: int) -> HostBuffer:
         # The ring's buffer is free (its event was waited for). The device's end may still be read by
@@ -238,7 +290,7 @@ class Committer:
             self.backend.synchronize()
             self.staging = Staging(self.backend, bucket(words))
             for buffer in self.ring.buffers:
-                buffer.graphs.clear()
+                buffer.drop_graphs()
         return self.ring.grow(words)
 
 

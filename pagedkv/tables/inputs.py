@@ -42,13 +42,6 @@ def step_inputs(
     ValueError
         A wrong shape.
     """
-    if (
-        positions is None
-        and _is_plain(query_start_loc, num_reqs + 1)
-        and _is_plain(num_computed_tokens, num_reqs)
-    ):
-        lines = NO_INT32 if rows is None else _host_rows(rows, num_reqs)
-        return Inputs((query_start_loc, num_computed_tokens, NO_INT64, lines, -1), HOST_ONLY, ())
     check_int("num_reqs", num_reqs)
     starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, _INT32)
     computed = device_or_host(backend, "num_computed_tokens", num_computed_tokens, num_reqs, _INT32)
@@ -94,17 +87,7 @@ def device_or_host(
     return host if host.flags.writeable else host.copy(), None
 
 
-def _is_plain(array: Any, size: int) -> bool:
-    # The arrays of an ordinary step: nothing to convert. Writeable, since the compiled code would be
-    # compiled once more for read-only ones.
-    return (
-        type(array) is np.ndarray and array.dtype is _INT32 and array.shape == (size,) and array.flags.carray
-    )
-
-
 def _host_rows(rows: Any, num_reqs: int) -> npt.NDArray[np.int32]:
-    if _is_plain(rows, num_reqs):
-        return rows  # type: ignore[no-any-return]
     lines = as_int32("rows", rows, -MAX_INT32 - 1)
     check_shape("rows", lines, (num_reqs,), "[num_reqs]")
     return lines if lines.flags.writeable else lines.copy()

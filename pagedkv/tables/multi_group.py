@@ -1,7 +1,7 @@
 """MultiGroupBlockTable: the block tables of all KV-cache groups, committed together."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from pagedkv.tables.block_table import BlockTable
 from pagedkv.tables.captured import CapturedStep
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.geometry import Geometry
-from pagedkv.tables.inputs import step_inputs
 from pagedkv.tables.separate import compute_slot_mapping
 from pagedkv.tables.step import Step
 from pagedkv.tables.warmup import warmup
@@ -148,12 +147,12 @@ class MultiGroupBlockTable:
     @property
     def num_h2d_copies(self) -> int:
         """Host-to-device copies enqueued so far (on NumPy: staged)."""
-        return self._committer.num_h2d_copies
+        return int(self._committer.totals[0])
 
     @property
     def num_h2d_bytes(self) -> int:
         """Bytes of those copies."""
-        return self._committer.num_h2d_bytes
+        return int(self._committer.totals[1])
 
     # --- rows ---------------------------------------------------------------------------------
 
@@ -274,21 +273,18 @@ class MultiGroupBlockTable:
         PagedKVError
             The stream is being captured; use `captured_step`.
         """
-        committer = self._committer
-        if (
-            (rows is None) == self.stable_rows
-            or not 0 <= out < len(committer.outputs)
-            or (num_tokens_padded is not None and num_tokens_padded < 0)
-        ):
-            self._refuse(rows, out, num_tokens_padded)
-        inputs = step_inputs(
-            committer.backend, num_reqs, query_start_loc, num_computed_tokens, positions, rows
-        )
-        return committer.commit(
-            inputs,
+        if num_tokens_padded is None:
+            num_tokens_padded = -1
+        elif num_tokens_padded < 0:
+            raise ValueError(f"num_tokens_padded must be None or at least 0, got {num_tokens_padded}")
+        return self._committer.commit(
             num_reqs,
+            query_start_loc,
+            num_computed_tokens,
+            rows,
             num_reqs if num_reqs_padded is None else num_reqs_padded,
-            -1 if num_tokens_padded is None else num_tokens_padded,
+            num_tokens_padded,
+            positions,
             out,
             stream,
         )
@@ -337,17 +333,6 @@ class MultiGroupBlockTable:
             Blocks that one step appends at most, over all groups; one per request and group where None.
         """
         return warmup(self._committer, num_tokens, max_new_blocks)
-
-    def _refuse(self, rows: Any, out: int, num_tokens_padded: int | None) -> NoReturn:
-        if (rows is None) == self.stable_rows:
-            rule = "be given when" if self.stable_rows else "be None unless"
-            raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
-        if num_tokens_padded is not None and num_tokens_padded < 0:
-            raise ValueError(f"num_tokens_padded must be None or at least 0, got {num_tokens_padded}")
-        raise ValueError(
-            f"out must name one of {len(self._committer.outputs)} output sets, got {out} "
-            "(make more with outputs(n))"
-        )
 
 
 def _flat(block_ids: Sequence[Any], num_groups: int) -> tuple[Any, Any]:

@@ -3,8 +3,8 @@
 from typing import NoReturn
 
 from pagedkv.errors import CapacityError
+from pagedkv.tables.faults import PackFault
 from pagedkv.tables.geometry import Geometry
-from pagedkv.tables.pack import PackFault
 
 __all__ = ["refuse"]
 
@@ -35,6 +35,12 @@ def refuse(code: int, value: int, place: int, geometry: Geometry, tokens_padded:
                 f"num_tokens_padded must be at most max_num_batched_tokens = "
                 f"{geometry.max_num_batched_tokens}, got {value}"
             )
+        case PackFault.NUM_STARTS:
+            message = f"query_start_loc must hold num_reqs + 1 = {place} values, got {value}"
+        case PackFault.NUM_COMPUTED:
+            message = f"num_computed_tokens must hold num_reqs = {place} values, got {value}"
+        case PackFault.NUM_ROWS:
+            message = f"rows must hold num_reqs = {place} values, got {value}"
         case PackFault.ROWS:
             message = f"rows must lie in [-1, {geometry.max_num_reqs - 1}], got {value} at place {place}"
         case _:

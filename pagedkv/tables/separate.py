@@ -8,7 +8,8 @@ from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.inputs import device_or_host
-from pagedkv.tables.pack import PackFault
+from pagedkv.tables.pack import TOKENS_SEEN
+from pagedkv.tables.faults import PackFault
 from pagedkv.tables.refusals import refuse
 
 __all__ = ["compute_slot_mapping"]
@@ -43,13 +44,14 @@ def compute_slot_mapping(
     ]
     outputs = committer.outputs[0]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
-    outputs.tokens_seen = max(most, outputs.tokens_seen)  # lowered by the next commit, with the positions
-    scalars = (num_reqs, num_tokens, outputs.tokens_seen, int(rows is not None))
+    fill = max(most, int(outputs.seen[TOKENS_SEEN]))
+    outputs.seen[TOKENS_SEEN] = fill  # lowered by the next commit, which pads the positions as well
+    scalars = (num_reqs, num_tokens, fill, int(rows is not None))
     if backend.is_capturing(stream.ptr):  # the consumer's graph has its own order
-        committer.kernels.slot_mapping(committer.staging, inputs, scalars, stream)
+        committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
         return
     committer.order(stream.ptr)
-    committer.kernels.slot_mapping(committer.staging, inputs, scalars, stream)
+    committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
     committer.finish(committer.call_event, stream.ptr)
 
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 from pagedkv.backends.buffers import HostBuffer
-from pagedkv.tables.pack import bucket
+from pagedkv.tables.sizes import bucket
 
 __all__ = ["StagingRing"]
 
 
 class StagingRing:
-    """A ring of staging buffers.
+    """A ring of staging buffers; `buffer` is the one whose turn it is.
 
     Parameters
     ----------
@@ -22,25 +22,24 @@ class StagingRing:
 
     def __init__(self, backend: Any, depth: int, num_words: int) -> None:
         self._backend = backend
-        self._buffers = [backend.host_buffer(bucket(num_words)) for _ in range(depth)]
-        self._next = 0
+        buffers = [backend.host_buffer(bucket(num_words)) for _ in range(depth)]
+        for buffer, following in zip(buffers, buffers[1:] + buffers[:1], strict=True):
+            buffer.next = following
+        self.buffer: HostBuffer = buffers[0]
 
     @property
-    def buffers(self) -> tuple[HostBuffer, ...]:
-        """The buffers, in ring order."""
-        return tuple(self._buffers)
-
-    def acquire(self) -> HostBuffer:
-        """Return the buffer whose turn it is, once its last copy has run; it stays next until `advance`."""
-        buffer = self._buffers[self._next]
-        self._backend.wait_for(buffer.event.ptr)
-        return buffer
+    def buffers(self) -> list[HostBuffer]:
+        """The buffers, from the one whose turn it is."""
+        found = [self.buffer]
+        while found[-1].next is not self.buffer:
+            found.append(found[-1].next)
+        return found
 
     def grow(self, num_words: int) -> HostBuffer:
-        """Replace the acquired buffer, whose copy has run, by one that holds `num_words`."""
-        self._buffers[self._next] = self._backend.host_buffer(bucket(num_words))
-        return self._buffers[self._next]
-
-    def advance(self) -> None:
-        """Pass on to the next buffer; the acquired one now belongs to the step that was enqueued."""
-        self._next = (self._next + 1) % len(self._buffers)
+        """Replace the buffer whose turn it is, and whose copy has run, by one of `num_words`."""
+        before = self.buffers[-1]
+        larger: HostBuffer = self._backend.host_buffer(bucket(num_words))
+        larger.next = larger if before is self.buffer else self.buffer.next
+        before.next = larger
+        self.buffer = larger
+        return larger

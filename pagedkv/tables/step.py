@@ -7,6 +7,7 @@ import numpy as np
 from pagedkv.constants import PAD_SLOT_ID
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry, slot_stride
+from pagedkv.tables.pack import HAS_WINDOWS, MAX_TOKENS, OUT, SEEN_WORDS
 
 __all__ = ["OutputSet", "Step"]
 
@@ -18,11 +19,13 @@ class OutputSet:
     ----------
     backend : backend
     geometry : Geometry
+    out : int
+        Its number.
     shown : DeviceTables, optional
         The tables that the step hands out, in batch order; tables of its own where None.
     """
 
-    def __init__(self, backend: Any, geometry: Geometry, shown: DeviceTables | None) -> None:
+    def __init__(self, backend: Any, geometry: Geometry, out: int, shown: DeviceTables | None) -> None:
         self.is_stable = shown is None
         self.shown = DeviceTables(backend, geometry, with_views=True) if shown is None else shown
         self.max_num_tokens = geometry.max_num_batched_tokens
@@ -34,7 +37,9 @@ class OutputSet:
         self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
         # What is shown where (host): row and its version at each batch position.
         self.batch = np.full((2, max_num_reqs if self.is_stable else 0), -1, np.int64)
-        self.reqs_seen = self.tokens_seen = 0
+        self.seen = np.zeros(SEEN_WORDS, np.int64)
+        self.seen[MAX_TOKENS], self.seen[OUT] = self.max_num_tokens, out
+        self.seen[HAS_WINDOWS] = geometry.has_windows
         self._cached: dict[tuple[str, int, int], Any] = {}
 
     def slot_mapping(self, group: int, num_tokens: int) -> Any:
@@ -60,40 +65,51 @@ class Step:
     ----------
     outputs : OutputSet
         The arrays behind the views.
-    num_reqs, num_reqs_padded : int
-        Requests of the step, and rows handed out; padding rows are NULL.
-    num_tokens : int or None
-        Scheduled tokens; None where only the device knows (query_start_loc was a device array).
-    num_tokens_padded : int
-        Slots and positions handed out; PAD and 0 past the last token.
     ready : event
         Done once the arrays hold this step's values.
+    num_reqs, num_reqs_padded : int
+        Requests of the step, and rows handed out; padding rows are NULL.
+    num_tokens, num_tokens_padded : int
+        Scheduled tokens, and slots and positions handed out: PAD and 0 past the last token.
     """
 
     __slots__ = (
+        "_num_tokens",
+        "_num_tokens_padded",
         "_outputs",
         "num_reqs",
         "num_reqs_padded",
-        "num_tokens",
-        "num_tokens_padded",
         "ready",
     )
 
     def __init__(
         self,
         outputs: OutputSet,
+        ready: Any,
         num_reqs: int,
         num_reqs_padded: int,
-        num_tokens: int | None,
+        num_tokens: int,
         num_tokens_padded: int,
-        ready: Any,
     ) -> None:
         self._outputs = outputs
+        self.ready = ready
         self.num_reqs = num_reqs
         self.num_reqs_padded = num_reqs_padded
-        self.num_tokens = num_tokens
-        self.num_tokens_padded = num_tokens_padded
-        self.ready = ready
+        # As pack_step gives it: negative where only the device knows, and -1 where nothing is padded.
+        self._num_tokens = num_tokens
+        self._num_tokens_padded = num_tokens_padded
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Scheduled tokens; None where only the device knows (query_start_loc was a device array)."""
+        return self._num_tokens if self._num_tokens >= 0 else None
+
+    @property
+    def num_tokens_padded(self) -> int:
+        """Slots and positions handed out: as asked for, else all tokens that there may be."""
+        if self._num_tokens_padded >= 0:
+            return self._num_tokens_padded
+        return self._num_tokens if self._num_tokens >= 0 else -self._num_tokens - 1
 
     def block_table(self, group: int = 0) -> Any:
         """Block table in batch order, int32 [num_reqs_padded, width], in manager blocks."""

@@ -10,7 +10,7 @@ from pagedkv.kernels import _grid as grids
 from pagedkv.kernels._layout import WRITE_WORDS
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry
-from pagedkv.tables.pack import Sizes
+from pagedkv.tables.sizes import Sizes
 from pagedkv.tables.step import OutputSet
 
 __all__ = ["Staging", "StepKernels"]
@@ -47,18 +47,17 @@ class StepKernels:
     def __init__(self, backend: Any, geometry: Geometry, *, with_views: bool) -> None:
         self._backend, self._geometry = backend, geometry
         self.stored = DeviceTables(backend, geometry, with_views=with_views)
-        self.outputs: list[OutputSet] = []
         self._groups, self._views = backend.asarray(geometry.groups), backend.asarray(geometry.views)
         self._no_ints, self._no_positions = backend.zeros(1, np.int32), backend.zeros(1, np.int64)
         self._num_groups = max(len(geometry.specs), 1)
 
-    def run(self, buffer: HostBuffer, staging: Staging, sizes: Sizes, out: int, device: Any) -> Any:
+    def run(self, buffer: HostBuffer, staging: Staging, sizes: Sizes, outputs: OutputSet, device: Any) -> Any:
         """Return ``run(stream)``, which enqueues the copy and the kernels of a step of these sizes.
 
         `device` holds the device forms of query_start_loc, num_computed_tokens and positions, or None
         for what the copy carries.
         """
-        apply_writes, gather_rows, slot_mapping = self._kernels(staging, out, device)
+        apply_writes, gather_rows, slot_mapping = self._kernels(staging, outputs, device)
 
         def run(stream: Any) -> None:
             self._backend.copy(staging.words, buffer, sizes.words, stream)
@@ -71,12 +70,14 @@ class StepKernels:
 
         return run
 
-    def apply_writes(self, staging: Staging, sizes: Sizes, stream: Any) -> None:
+    def apply_writes(self, staging: Staging, sizes: Sizes, outputs: OutputSet, stream: Any) -> None:
         """Launch apply_writes alone over a staging array that was copied."""
-        apply_writes, _, _ = self._kernels(staging, 0, (None, None, None))
+        apply_writes, _, _ = self._kernels(staging, outputs, (None, None, None))
         apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
 
-    def slot_mapping(self, staging: Staging, inputs: Any, scalars: tuple[int, ...], stream: Any) -> None:
+    def slot_mapping(
+        self, staging: Staging, outputs: OutputSet, inputs: Any, scalars: tuple[int, ...], stream: Any
+    ) -> None:
         """Launch slot_mapping alone: (query_start_loc, positions, rows) on the device, scalars given.
 
         The scalars are num_reqs, num_tokens, num_tokens_fill and has_rows.
@@ -85,15 +86,15 @@ class StepKernels:
         rows = self._no_ints if rows is None else rows
         tables = (self.stored.tables, self.stored.num_blocks)
         launch = self._bind_slots(
-            staging, self.outputs[0], (query_start_loc, self._no_ints, positions, rows), tables, scalars
+            staging, outputs, (query_start_loc, self._no_ints, positions, rows), tables, scalars
         )
         launch(grids.slot_mapping(max(scalars[2], 1), 0, self._num_groups), stream)
 
-    def _kernels(self, staging: Staging, out: int, device: Any) -> tuple[Launch, Launch, Launch]:
-        key = (out, *(0 if array is None else array.data.ptr for array in device))
+    def _kernels(self, staging: Staging, outputs: OutputSet, device: Any) -> tuple[Launch, Launch, Launch]:
+        key = (id(outputs), *(0 if array is None else array.data.ptr for array in device))
         bound = staging.bound.get(key)
         if bound is None:
-            bound = staging.bound[key] = self._bind(staging, self.outputs[out], device)
+            bound = staging.bound[key] = self._bind(staging, outputs, device)
         return bound
 
     def _bind(self, staging: Staging, outputs: OutputSet, device: Any) -> tuple[Launch, Launch, Launch]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from pagedkv.tables.committer import HOST_INPUTS, Committer, decode_words
-from pagedkv.tables.pack import Sizes, bucket
+from pagedkv.tables.committer import Committer, decode_words
+from pagedkv.tables.sizes import Sizes, bucket
 
 __all__ = ["warmup"]
 
@@ -21,7 +21,7 @@ def warmup(committer: Committer, num_tokens: Iterable[int], max_new_blocks: int 
     if committer.is_stable:
         gathers |= {1, geometry.max_num_reqs}
     return sum(
-        _capture(committer, Sizes.key(words, tokens, gather, writes=writes))
+        _capture(committer, Sizes(words, tokens, gather, writes))
         for words in _buckets(most_words)
         for tokens in {0, geometry.max_num_reqs, *num_tokens}
         for gather in gathers
@@ -37,12 +37,12 @@ def _buckets(most: int) -> list[int]:
     return [*sizes, words]
 
 
-def _capture(committer: Committer, key: int) -> int:
+def _capture(committer: Committer, sizes: Sizes) -> int:
     count = 0
     for out in range(len(committer.outputs)):
         for buffer in committer.ring.buffers:
-            if Sizes.of(key).words <= buffer.words.size:
-                if key not in buffer.graphs.get((out, ()), {}):
-                    committer.capture(buffer, key, out, HOST_INPUTS)
+            if bucket(sizes.words) <= buffer.words.size:
+                if sizes.key(out) not in buffer.graphs:
+                    committer.capture(buffer, sizes.key(out), out)
                 count += 1
     return count
