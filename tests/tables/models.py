@@ -72,7 +72,7 @@ def everything(table):
         device += [outputs.shown.tables, outputs.shown.kernel_tables, outputs.shown.num_blocks]
         device += [outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc]
     host = [*state, committer.versions, *(outputs.batch for outputs in committer.outputs)]
-    seen = [(outputs.reqs_seen, outputs.tokens_seen) for outputs in committer.outputs]
+    seen = [outputs.seen for outputs in committer.outputs]
     counters = [table.num_h2d_copies, table.num_h2d_bytes]
     return [a.copy() for a in host] + [to_numpy(a).copy() for a in device] + [np.array(seen), counters]
 
