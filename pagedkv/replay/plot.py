@@ -32,7 +32,8 @@ def write_plot(path: str, log: StepLog, title: str) -> None:
     time = log.column("time")[steps]
     for name, label in _SHARES.items():
         top.plot(time, log.column(name)[steps], label=label, linewidth=1)
-    top.set(ylabel="written / held slots", ylim=(0, 1.02), title=title)
+    top.set(ylabel="written / held slots", ylim=(0, 1.02))
+    top.set_title(title, parse_math=False)  # a name is no formula
     middle.plot(time, log.column("num_reqs")[steps], color="tab:green", linewidth=1)
     middle.set(ylabel="running sequences")
     for name, label in _BYTES.items():

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["report_table"]
 
 
 def report_table(report: dict[str, Any]) -> Table:
     """Return the report as a two-column table."""
-    table = Table(title=f"pagedkv replay: {report['trace']}", show_header=False, title_justify="left")
+    title = Text(f"pagedkv replay: {report['trace']}", style="table.title")  # a name is no markup
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for section in (_requests, _verification, _memory, _transfers, _time):

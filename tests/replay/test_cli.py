@@ -105,6 +105,16 @@ def test_mismatches_end_with_status_1_and_are_shown(trace, monkeypatch, capsys):
     assert "mismatches" in printed.err.splitlines()[-1]
 
 
+def test_names_are_no_markup(tmp_path, capsys):
+    path = tmp_path / "[bold]$x^$ [red.jsonl"
+    path.write_text(LINE)
+
+    assert replay(str(path), "--plot", str(tmp_path / "plot.png")) == 0
+    assert "[bold]$x^$ [red.jsonl" in capsys.readouterr().out.replace("\n", "")
+    assert replay(str(path) + "[/]") == 2
+    assert "[red.jsonl[/]: expected a readable trace" in capsys.readouterr().err
+
+
 def test_invalid_lines_can_be_skipped_and_are_shown(tmp_path, capsys):
     path = tmp_path / "trace.jsonl"
     path.write_text("rubbish\n" + LINE)

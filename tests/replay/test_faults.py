@@ -203,6 +203,24 @@ def test_a_block_that_was_given_out_twice_is_found():
     assert "of request" in engine.findings.examples[0].split("found")[1]  # another one's token
 
 
+def test_a_preempted_sequence_is_read_whole_before_its_blocks_go():
+    """Its first block is spoilt just before; recomputing repairs it, so nothing else could tell."""
+    engine = Engine(requests_of((0.0, 8, 16), (0.0, 8, 16)), options_of(num_blocks=10, watermark=0.0))
+    preempt = engine._preempt
+
+    def spoil_and_preempt(row):
+        block = engine.tables.rows.mirror.block_table(0)[row, 0]
+        engine.oracle._kv[0, block, 0] = 0
+        preempt(row)
+
+    engine._preempt = spoil_and_preempt
+    engine.run()
+
+    assert engine.tally.num_preemptions == 1
+    assert engine.findings.num_mismatches == 1
+    assert "expected position 0 of request 1 in group 0, found nothing written" in engine.findings.examples[0]
+
+
 def test_a_prefix_shared_before_it_was_computed_is_found():
     requests = requests_of((0.0, 600, 30, 1, 2), (0.0, 700, 5, 1, 3))
     engine = Engine(requests, options_of(num_blocks=900, max_num_batched_tokens=700))
