@@ -137,7 +137,8 @@ class TableMachine(RuleBasedStateMachine):
                     flat += ids
                     self.rows[group][row] = ids if replace else self.rows[group][row] + ids
         call = self.tables[0].table.add_rows if replace else self.tables[1].table.append_rows
-        call(np.array(rows, np.int32), counts, np.array(flat, np.int32))
+        ready = data.draw(st.booleans(), "ready arrays")
+        call(*(map(np.int32, (rows, counts, flat)) if ready else (rows, counts.tolist(), flat)))
 
     @rule(data=st.data(), one_group=st.booleans())
     def clear(self, data, one_group):
@@ -235,6 +236,7 @@ class TableMachine(RuleBasedStateMachine):
         rows = None
         if table.stable_rows:
             rows = [data.draw(st.integers(-1, self.num_rows - 1), "row") for _ in range(num_reqs)]
+            rows = np.array(rows, np.int32) if data.draw(st.booleans(), "ready rows") else rows
         positions = None
         if data.draw(st.integers(0, 3), "positions given") == 0:
             where = st.integers(-2, self.max_len + 2) | st.sampled_from([HUGE, -HUGE])

@@ -71,10 +71,10 @@ def everything(table):
     for outputs in committer.outputs:
         device += [outputs.shown.tables, outputs.shown.kernel_tables, outputs.shown.num_blocks]
         device += [outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc]
-    host = [*state, committer.versions, *(outputs.batch for outputs in committer.outputs)]
-    seen = [outputs.seen for outputs in committer.outputs]
+    host = [*state, committer.versions]
+    host += [array for outputs in committer.outputs for array in (outputs.batch, outputs.seen)]
     counters = [table.num_h2d_copies, table.num_h2d_bytes]
-    return [a.copy() for a in host] + [to_numpy(a).copy() for a in device] + [np.array(seen), counters]
+    return [a.copy() for a in host] + [to_numpy(a).copy() for a in device] + [counters]
 
 
 def assert_unchanged(before, table):
