@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) slot_mapping(
     const float reqs_per_token = (float)num_reqs / max(num_tokens, 1);
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, num_threads = gridDim.x * blockDim.x;
 
-    int start = 0, next = 0;       // tokens of the request that the variables below describe
+    int start = 0, next = 0;       // tokens [start, next) belong to the request that the variables describe
     long long first_position = 0;  // of that request in this step
     long long limit = 0;           // positions at or past it are PAD
     const int* blocks = tables;    // the request's row
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) slot_mapping(
         const int token = (int)t;
         long long p = 0, slot = PAD_SLOT_ID;
         if (token < num_tokens && num_reqs) {
-            if (token < start || token >= next) {
+            if (token >= next) {
                 const int guess = min((int)((token + 0.5f) * reqs_per_token), num_reqs - 1);
                 const int request = find_request(query_start_loc, num_reqs, token, guess);
                 const int row = has_rows ? rows[request] : request;

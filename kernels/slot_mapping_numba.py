@@ -102,7 +102,7 @@ def slot_mapping(
     thread = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     num_threads = np.int64(cuda.gridDim.x) * cuda.blockDim.x
 
-    start = np.int64(0)  # tokens [start, end) of the request that the variables below describe
+    start = np.int64(0)  # tokens [start, end) belong to the request that the variables describe
     end = np.int64(0)
     first_position = np.int64(0)
     limit = np.int64(0)  # positions at or past it are PAD
@@ -111,7 +111,7 @@ def slot_mapping(
         p = np.int64(0)
         slot = np.int64(-1)
         if t < tokens and reqs > 0:
-            if t < start or t >= end:
+            if t >= end:
                 low = np.int64(0)
                 high = reqs
                 guess = min(t * reqs // tokens, reqs - 1)  # right where all queries have one length

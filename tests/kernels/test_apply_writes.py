@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,20 +94,24 @@ def test_records_change_what_they_name_and_nothing_else(form, data, world, in_ba
         np.testing.assert_array_equal(expected[name], state[name], name)
 
 
-def test_a_long_row_comes_in_chunks(form):
+@pytest.mark.parametrize("position", [0, -1])
+def test_a_long_row_comes_in_chunks(form, position):
     """The host cuts a row of 600 columns into records of 256; the last one sets the count."""
     world = World([Group(16, width=700, views=((2, 3),))], 2)
     ids = list(range(1, 601))
     cuts = [0, layout.WRITE_CHUNK, 2 * layout.WRITE_CHUNK, 600]
-    records = [(0, 1, a, b, ids[a:b], b == 600, 0) for a, b in itertools.pairwise(cuts)]
+    records = [(0, 1, a, b, ids[a:b], b == 600, position) for a, b in itertools.pairwise(cuts)]
     state = empty_state(world, in_batch_order=False)
 
     run(form, world, records, world.counts(), state)
 
     assert world.table(state["tables"], 0)[1, :600].tolist() == ids
+    assert state["num_blocks"][0].tolist() == [STALE, 600]
+    if position < 0:
+        assert (state["batch_tables"] == STALE).all()
+        return
     assert world.table(state["batch_tables"], 0)[0, :600].tolist() == ids
     assert world.kernel_table(state["kernel_tables"], 0, 0)[0, :4].tolist() == [3, 4, 6, 7]
-    assert state["num_blocks"][0].tolist() == [STALE, 600]
     assert state["batch_num_blocks"][0].tolist() == [600, STALE]
 
 

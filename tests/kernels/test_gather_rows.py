@@ -171,6 +171,13 @@ def test_the_window_nulls_only_the_columns_that_it_left_since(form):
     assert arrays["batch_first_live"].tolist() == [[1]]
 
 
+def test_columns_that_were_dead_already_are_not_written_again(form):
+    arrays = run(form, window_scene(layout.KEEP, 63, 1, [STALE] * 6))
+
+    assert arrays["batch_tables"].tolist() == [STALE, 0, *[STALE] * 4]
+    assert arrays["batch_first_live"].tolist() == [[2]]
+
+
 def test_columns_come_back_when_the_position_goes_back(form):
     arrays = run(form, window_scene(layout.KEEP, 20, 2, [0, 0, STALE, STALE, STALE, STALE]))
 

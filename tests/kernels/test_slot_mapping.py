@@ -226,6 +226,21 @@ def test_no_device_input_leads_astray(form, step, seed, shape):
         assert set(slots[g].tolist()) <= live[g]
 
 
+def test_the_devices_token_count_is_capped(form):
+    """A corrected query_start_loc may end anywhere; no more tokens are mapped than were announced."""
+    world = World([Group(4, width=2)], 1, slot_stride=8)
+    for last, num_tokens in ((2, 2), (5, 5), (6, 5), (INT32.max, 5), (-7, 0)):
+        out, none = outputs(world, 8), np.zeros(0, np.int32)
+        header = {layout.NUM_REQS: 1, layout.NUM_REQS_FILL: 1, layout.NUM_TOKENS: -5 - 1}
+        inputs = np.array([0, last], np.int32), np.array([1], np.int32), none.astype(np.int64), none
+        tables = np.array([3, 9], np.int32), world.counts(2)
+        args = staging_buffer(header), world.geometry, *inputs, *tables, *out.values(), -1, 0, 0, 0
+
+        form.run("slot_mapping", args, ONE_BLOCK)
+
+        assert out["slots"][0].tolist() == [13, 14, 15, 36, 37][:num_tokens] + [STALE] * (8 - num_tokens)
+
+
 def _any_int(rng, dtype, size):
     info = np.iinfo(dtype)
     values = rng.integers(info.min, info.max, size, dtype, endpoint=True)
