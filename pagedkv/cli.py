@@ -1,7 +1,10 @@
 """The command line: `pagedkv replay [TRACE]`."""
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -9,6 +12,7 @@ from pagedkv import __version__
 from pagedkv.replay.arguments import add_replay_arguments, options_from
 from pagedkv.replay.errors import ReplayInputError
 from pagedkv.replay.job import replay
+from pagedkv.replay.table import report_table
 
 __all__ = ["main"]
 
@@ -21,21 +25,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done; 1: the replay found mismatches; 2: bad input (argparse exits with 2 by itself); 130: interrupted.
     """
     parser, replay_parser = _parsers()
-    args = parser.parse_args(argv)
-    options = options_from(replay_parser, args)
+    options = options_from(replay_parser, parser.parse_args(argv))
     messages = Console(stderr=True, highlight=False)
     try:
-        report = replay(options, Console(highlight=False), messages)
+        report = replay(options, messages)
+        _print_table(report)
     except ReplayInputError as error:
         messages.print(f"pagedkv replay: {error}", markup=False, soft_wrap=True)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         messages.print("pagedkv replay: interrupted")
         return EXIT_INTERRUPTED
-    if report["mismatches"]:
-        messages.print(f"pagedkv replay: {report['mismatches']:,} mismatches", style="bold red")
-        return EXIT_MISMATCH
-    return 0
+    return _judge(report, messages)
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    try:
+        Console(highlight=False).print(report_table(report))
+    except OSError as error:
+        # what is still buffered would fail again when Python exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ReplayInputError(
+            f"<stdout>: expected a writable file, got {error.strerror or error}"
+        ) from error
+
+
+def _judge(report: dict[str, Any], messages: Console) -> int:
+    if not report["mismatches"]:
+        return 0
+    for example in report["mismatch_examples"]:
+        messages.print(f"mismatch: {example}", style="red", markup=False, soft_wrap=True)
+    messages.print(f"pagedkv replay: {report['mismatches']:,} mismatches", style="bold red")
+    return EXIT_MISMATCH
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

@@ -14,23 +14,20 @@ from pagedkv.replay.options import ReplayOptions
 from pagedkv.replay.plot import check_plot_available, write_plot
 from pagedkv.replay.progress import watched
 from pagedkv.replay.report import build_report
-from pagedkv.replay.table import report_table
 from pagedkv.replay.traces import Trace, read_trace
 from pagedkv.replay.traffic import DEFAULT_NUM_REQUESTS, generate_trace
 
 __all__ = ["replay"]
 
 
-def replay(options: ReplayOptions, output: Console, messages: Console) -> dict[str, Any]:
-    """Replay a trace and return the report.
+def replay(options: ReplayOptions, messages: Console) -> dict[str, Any]:
+    """Replay a trace, write the files that the options name, and return the report.
 
     Parameters
     ----------
     options : ReplayOptions
-    output : rich.console.Console
-        Where the table goes.
     messages : rich.console.Console
-        Where progress and mismatches go.
+        Where progress goes.
 
     Raises
     ------
@@ -45,9 +42,6 @@ def replay(options: ReplayOptions, output: Console, messages: Console) -> dict[s
         engine.run(watch)
     report = build_report(trace, engine, perf_counter() - began)
     _write_outputs(options, report, engine)
-    output.print(report_table(report))
-    for example in report["mismatch_examples"]:
-        messages.print(f"mismatch: {example}", style="red", markup=False, soft_wrap=True)
     return report
 
 

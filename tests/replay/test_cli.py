@@ -1,6 +1,7 @@
 """The command: exit status, report files, messages; never a traceback."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -167,6 +168,19 @@ def test_a_full_disk_at_the_end_is_status_2(trace, capsys):
 
     assert replay(trace, "--json", "/dev/full") == 2
     assert "/dev/full: expected a writable file, got No space left" in capsys.readouterr().err
+
+
+def test_a_standard_output_that_is_full_is_status_2(trace):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    command = [sys.executable, "-m", "pagedkv", "replay", trace, "--backend", "numpy"]
+    root = Path(pagedkv.__file__).parents[1]
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=root, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == "pagedkv replay: <stdout>: expected a writable file, got No space left on device\n"
 
 
 def test_a_missing_matplotlib_is_named(trace, monkeypatch, capsys):
