@@ -36,8 +36,11 @@ def _sources_digest() -> str:
 
 
 def compiled(function: F) -> F:
-    """Compile a host loop at its first call; cached on disk where a cache folder is writable."""
-    dispatcher = numba.njit(nogil=True)(function)
+    """Compile a host loop at its first call; cached on disk where a cache folder is writable.
+
+    The GIL is kept: these calls take microseconds, and giving it up and asking for it back is dear.
+    """
+    dispatcher = numba.njit(function)
     if hasattr(dispatcher, "enable_caching"):  # not where NUMBA_DISABLE_JIT left it a plain function
         try:
             dispatcher._cache = _PackageCache(function)  # noqa: SLF001

@@ -19,6 +19,8 @@ class HostBuffer:
         The memory.
     event : event
         Recorded after the copy that reads the buffer; synchronize before writing again.
+    event_id : int
+        Its bare handle.
     address : int
         Address of the memory, for the copy.
     memory : object
@@ -27,6 +29,7 @@ class HostBuffer:
 
     words: npt.NDArray[np.int32]
     event: Any
+    event_id: int
     address: int = 0
     memory: Any = None
     next: Any = None

@@ -44,8 +44,13 @@ class CudaBackend:
     """launch(graph.graphExec, stream.ptr)"""
     record = staticmethod(runtime.eventRecord)
     """record(event.ptr, stream.ptr)"""
-    wait_for = staticmethod(runtime.eventSynchronize)
-    """wait_for(event.ptr): the host waits"""
+    is_done = staticmethod(runtime.eventQuery)
+    """is_done(event.ptr) is 0 once the event has happened"""
+
+    @staticmethod
+    def wait_for(event_id: int) -> None:
+        """Let the host wait for an event."""
+        runtime.eventSynchronize(event_id)
 
     @staticmethod
     def wait(stream_id: int, event_id: int) -> None:
@@ -109,7 +114,8 @@ class CudaBackend:
             memory = cupy.cuda.alloc_pinned_memory(4 * num_words)
             words = np.frombuffer(memory, np.int32, num_words)
             words[:] = 0
-            return HostBuffer(words, self.event(), memory.ptr, memory)
+            event = self.event()
+            return HostBuffer(words, event, event.ptr, memory.ptr, memory)
 
     def copy(self, target: Any, buffer: HostBuffer, num_words: int, stream: Any) -> None:
         """Enqueue the one copy of a step."""

@@ -58,7 +58,7 @@ class NumpyBackend:
 
     def host_buffer(self, num_words: int) -> HostBuffer:
         """Return a staging buffer of int32 words."""
-        return HostBuffer(np.zeros(num_words, np.int32), self.event())
+        return HostBuffer(np.zeros(num_words, np.int32), self.event(), self.event().ptr)
 
     def copy(self, target: npt.NDArray[Any], buffer: HostBuffer, num_words: int, stream: Any) -> None:
         """Copy the first words of a staging buffer."""
@@ -94,6 +94,10 @@ class NumpyBackend:
 
     def wait(self, stream_id: int, event_id: int) -> None:
         """Let a stream wait for an event."""
+
+    def is_done(self, event_id: int) -> int:
+        """Return 0: the event has happened."""
+        return 0
 
     def wait_for(self, event_id: int) -> None:
         """Let the host wait for an event."""

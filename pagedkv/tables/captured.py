@@ -87,7 +87,7 @@ class CapturedStep:
         inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
         if inputs.device_key:
             raise TypeError("a captured step's inputs must be host arrays, which travel in its own buffer")
-        committer.backend.wait_for(self._buffer.event.ptr)
+        committer.backend.wait_for(self._buffer.event_id)
         key, num_tokens = committer.pack(
             self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, self._out
         )
@@ -111,5 +111,5 @@ class CapturedStep:
         if not self._awaits_replay:
             raise PagedKVError("mark_replayed must follow a pack, got none since the last replay")
         backend = self._committer.backend
-        self._committer.finish(self._buffer.event, backend.stream(stream).ptr)
+        self._committer.finish(self._buffer.event_id, backend.stream(stream).ptr)
         self._awaits_replay = False

@@ -65,7 +65,7 @@ class Committer:
         self.totals = np.zeros(2, np.int64)  # copies and bytes so far
         self.use_graphs = backend.has_graphs
         self.last_stream = 0
-        self.last_event: Any = None
+        self.last_event = 0
         self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
         self._take_state()
@@ -102,11 +102,13 @@ class Committer:
         if backend.is_capturing(stream_id):
             self._refuse_capture(stream_id)
         buffer = self.ring.buffer
-        backend.wait_for(buffer.event.ptr)
+        event_id = buffer.event_id
+        if backend.is_done(event_id):
+            backend.wait_for(event_id)
         if self.mirror.state is not self._state:
             self._take_state()
         key = -1
-        if positions is None and type(query_start_loc) is np.ndarray:
+        if positions is None and type(query_start_loc) is _Array:
             try:
                 key, num_tokens = pack_step(
                     buffer.words,
@@ -133,11 +135,10 @@ class Committer:
             if stream_id != self.last_stream:
                 self.order(stream_id)
             backend.launch(graph.graphExec, stream_id)
-        event = buffer.event
-        backend.record(event.ptr, stream_id)
-        self.last_event, self.last_stream = event, stream_id
+        backend.record(event_id, stream_id)
+        self.last_event, self.last_stream = event_id, stream_id
         self.ring.buffer = buffer.next
-        return Step(self.outputs[out], event, num_reqs, num_reqs_padded, num_tokens, num_tokens_padded)
+        return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, num_tokens_padded)
 
     def pack(
         self,
@@ -188,7 +189,7 @@ class Committer:
             key, num_tokens = self.pack(buffer, *step)
         self.order(stream.ptr)
         self._send(buffer, key, out, inputs, stream)
-        self.finish(buffer.event, stream.ptr)
+        self.finish(buffer.event_id, stream.ptr)
         self.ring.buffer = buffer.next
         return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, tokens_padded)
 
@@ -208,7 +209,7 @@ class Committer:
         self.order(stream.ptr)
         self.backend.copy(self.staging.words, buffer, Sizes.of(key).words, stream)
         self.kernels.apply_writes(self.staging, Sizes.of(key), self.outputs[0], stream)
-        self.finish(buffer.event, stream.ptr)
+        self.finish(buffer.event_id, stream.ptr)
         self.ring.buffer = buffer.next
 
     def stage(self, name: str, array: Any, capacity: int, stream: Any) -> Any:
@@ -224,19 +225,19 @@ class Committer:
         self.order(stream.ptr)
         self.backend.copy(target.view(np.int32), buffer, words.size, stream)
         self.totals += (1, 4 * words.size)
-        self.finish(buffer.event, stream.ptr)
+        self.finish(buffer.event_id, stream.ptr)
         self.ring.buffer = buffer.next
         return target
 
     def order(self, stream_id: int) -> None:
         """Put an event wait between this call and the last one where their streams differ."""
-        if self.last_event is not None and stream_id != self.last_stream:
-            self.backend.wait(stream_id, self.last_event.ptr)
+        if self.last_event and stream_id != self.last_stream:
+            self.backend.wait(stream_id, self.last_event)
 
-    def finish(self, event: Any, stream_id: int) -> None:
+    def finish(self, event_id: int, stream_id: int) -> None:
         """Record that everything enqueued so far belongs to this event."""
-        self.backend.record(event.ptr, stream_id)
-        self.last_event, self.last_stream = event, stream_id
+        self.backend.record(event_id, stream_id)
+        self.last_event, self.last_stream = event_id, stream_id
 
     def capture(self, buffer: HostBuffer, key: int, out: int) -> Any:
         """Capture a step of host inputs and these sizes, and keep it with its buffer."""
@@ -270,7 +271,7 @@ class Committer:
             )
 
     def _acquire(self) -> HostBuffer:
-        self.backend.wait_for(self.ring.buffer.event.ptr)
+        self.backend.wait_for(self.ring.buffer.event_id)
         return self.ring.buffer
 
     def _take_state(self) -> None:
@@ -294,6 +295,7 @@ class Committer:
         return self.ring.grow(words)
 
 
+_Array = np.ndarray
 HOST_INPUTS = Inputs((np.zeros(1, np.int32), NO_INT32, NO_INT64, NO_INT32, -1), HOST_ONLY, ())
 
 

@@ -29,8 +29,8 @@ from pagedkv.kernels._layout import (
 )
 from pagedkv.tables.faults import find_fault
 from pagedkv.tables.modes import STABLE, WRITES_ONLY
-from pagedkv.tables.pack_rows import place_rows, show_rows
-from pagedkv.tables.pack_writes import put_writes, size_writes
+from pagedkv.tables.pack_rows import forget_rows, place_rows, show_rows
+from pagedkv.tables.pack_writes import put_writes, take_writes, words_of_writes
 from pagedkv.tables.sizes import bucket, token_class
 
 __all__ = [
@@ -112,17 +112,14 @@ def pack_step(
     else:
         num_tokens = -(max_tokens if num_positions < 0 else min(max_tokens, num_positions)) - 1
         host_positions = positions.size
-    num_writes, num_ids = size_writes(blocks, layout, counts, ranges, dirty)
     at_start_loc = HEADER_WORDS
     at_computed = _align(at_start_loc + query_start_loc.size)
     at_positions = _align(at_computed + num_computed_tokens.size)
-    at_writes = _align(at_positions + 2 * host_positions)
-    at_payload = _align(at_writes + num_writes * WRITE_WORDS)
-    at_gather = _align(at_payload + num_ids)
+    at_gather = _align(at_positions + 2 * host_positions)
     num_gather = max(rows.size, reqs_seen) if mode == STABLE else 0
-    words = _align(at_gather + num_gather)
-    if words > out.size:
-        return -words, 0
+    at_payload = _align(at_gather + num_gather)
+    if at_payload > out.size:
+        return -at_payload - words_of_writes(ranges, dirty), 0
 
     for i in range(query_start_loc.size):
         out[at_start_loc + i] = query_start_loc[i]
@@ -130,15 +127,19 @@ def pack_step(
         out[at_computed + i] = num_computed_tokens[i]
     if host_positions:
         out[at_positions : at_positions + 2 * host_positions].view(np.int64)[:] = positions[:host_positions]
-    changed = False
     if mode == STABLE:
-        changed = seen[HAS_WINDOWS] != 0
-        changed |= place_rows(out, at_gather, batch, versions, ranges, rows, reqs_seen, counts.shape[0])
-    put_writes(out, at_writes, at_payload, blocks, layout, counts, ranges, dirty, versions, mode)
+        changed = place_rows(out, at_gather, batch, versions, ranges, rows, reqs_seen, counts.shape[0])
+        if not changed and not seen[HAS_WINDOWS]:
+            num_gather, at_payload = 0, at_gather
+    at_writes, num_writes = put_writes(out, at_payload, blocks, layout, counts, ranges, dirty, versions, mode)
+    if num_writes < 0:
+        if mode == STABLE:
+            forget_rows(versions, rows)
+        return -at_payload - num_gather - words_of_writes(ranges, dirty) - 4, 0
+    take_writes(ranges, dirty, versions, counts.shape[1], mode)
     if mode == STABLE:
         show_rows(batch, versions, rows, reqs_seen)
-    if not changed:
-        num_gather, words = 0, at_gather
+    words = at_writes + num_writes * WRITE_WORDS
 
     out[NUM_REQS] = num_reqs
     out[NUM_REQS_FILL] = max(num_reqs_padded, reqs_seen)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedkv.compiled import compiled
 
-__all__ = ["place_rows", "show_rows"]
+__all__ = ["forget_rows", "place_rows", "show_rows"]
 
 Array = Any
 
@@ -41,12 +41,20 @@ def place_rows(
 
 
 @compiled
+def forget_rows(versions: Array, rows: Array) -> None:
+    """Forget which positions keep which rows: the packing is over, or was given up."""
+    for i in range(rows.size):
+        if rows[i] >= 0:
+            versions[1, rows[i]] = -1
+
+
+@compiled
 def show_rows(batch: Array, versions: Array, rows: Array, seen: int) -> None:
     """Note what the step shows, once its writes were packed."""
     for i in range(rows.size):
         batch[0, i] = rows[i]
         if rows[i] >= 0:
             batch[1, i] = versions[0, rows[i]]
-            versions[1, rows[i]] = -1
+    forget_rows(versions, rows)
     for i in range(rows.size, seen):
         batch[0, i] = -1

@@ -52,7 +52,7 @@ def compute_slot_mapping(
         return
     committer.order(stream.ptr)
     committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
-    committer.finish(committer.call_event, stream.ptr)
+    committer.finish(committer.call_event.ptr, stream.ptr)
 
 
 def _check_starts(committer: Committer, starts: Any, num_reqs: int, num_positions: int) -> int:
