@@ -1,6 +1,7 @@
 """Numba CUDA kernels on the same CuPy arrays: each array wrapped once, each stream once."""
 
 import warnings
+import weakref
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -66,17 +67,24 @@ class NumbaKernels:
         self._cuda = load_numba_cuda()
         self._device_id = device_id
         self._slot_dtype = np.dtype(slot_dtype)
-        self._wrapped: dict[int, tuple[Any, Any]] = {}
+        self._wrapped: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._streams: dict[int, Any] = {}
-        self._is_compiled = False
+        self._compiled: set[tuple[str, tuple[Any, ...]]] = set()
 
     def prepare(self, array: Any) -> Any:
-        """Return a CuPy array as Numba sees it; sync=False, or each launch would wait for its stream."""
-        kept = self._wrapped.get(id(array))
-        if kept is None or kept[0] is not array:
-            with self._cuda.gpus[self._device_id]:
-                kept = array, self._cuda.as_cuda_array(array, sync=False)
-            self._wrapped[id(array)] = kept  # keeps the array alive, and so its id
+        """Return a CuPy array as Numba sees it, wrapped once for as long as the array lives.
+
+        The wrapper doesn't keep the array alive: whoever launches does. Without sync=False every launch
+        would wait for the array's stream.
+        """
+        key = id(array)
+        kept = self._wrapped.get(key)
+        if kept is None or kept[0]() is not array:
+            with self.activate():
+                interface = array.__cuda_array_interface__
+                wrapper = self._cuda.from_cuda_array_interface(interface, sync=False)
+            kept = weakref.ref(array, lambda _: self._wrapped.pop(key, None)), wrapper
+            self._wrapped[key] = kept
         return kept[1]
 
     def bind(self, op: str, args: tuple[Any, ...]) -> Callable[[tuple[int, int], Any], None]:
@@ -97,30 +105,22 @@ class NumbaKernels:
         kernel = numba_kernel(op)
         fixed = tuple(np.int32(a) if isinstance(a, int | np.integer) else self.prepare(a) for a in args)
         self._compile(op, tuple(kernel.typeof_pyval(arg) for arg in fixed))
-        configured: dict[tuple[tuple[int, int], int], Any] = {}
-        device = self._cuda.gpus[self._device_id]
-
-        def launch(grid: tuple[int, int], stream: Any) -> None:
-            with device:
-                if (grid, stream.ptr) not in configured:
-                    configured[grid, stream.ptr] = self._configure(kernel, grid, stream)
-                configured[grid, stream.ptr](*fixed)
-
-        return launch
+        return _Launch(self, kernel, fixed, args)
 
     def compile(self) -> None:
         """Compile and load every kernel, so that no later call does (a capture must not)."""
-        if not self._is_compiled:
-            for op in operations():
-                self._compile(op, tuple(self._type_of(arg) for arg in spec_of(definition(op)).values()))
-            self._is_compiled = True
+        for op in operations():
+            self._compile(op, tuple(self._type_of(arg) for arg in spec_of(definition(op)).values()))
 
-    def _configure(self, kernel: Any, grid: tuple[int, int], stream: Any) -> Any:
-        if stream.ptr not in self._streams:
-            self._streams[stream.ptr] = self._cuda.external_stream(stream.ptr)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a decode step is small, and Numba warns of every small grid
-            return kernel[grid, BLOCK_THREADS, self._streams[stream.ptr]]
+    def activate(self) -> Any:
+        """Return a context in which Numba works on this device."""
+        return self._cuda.gpus[self._device_id]
+
+    def stream(self, pointer: int) -> Any:
+        """Return a stream as Numba sees it, made once."""
+        if pointer not in self._streams:
+            self._streams[pointer] = self._cuda.external_stream(pointer)
+        return self._streams[pointer]
 
     def _type_of(self, arg: Arg) -> Any:
         types = self._cuda.types
@@ -129,11 +129,36 @@ class NumbaKernels:
         return types.Array(element, len(arg.shape), "C") if arg.shape else element
 
     def _compile(self, op: str, types: tuple[Any, ...]) -> None:
+        if (op, types) in self._compiled:
+            return
         try:
-            with self._cuda.gpus[self._device_id]:
+            with self.activate():
                 numba_kernel(op).compile(types).bind()  # binding loads it on this device
         except Exception as error:
             raise BackendUnavailableError(f"backend 'numba' cannot compile {op}: {_remedy(error)}") from error
+        self._compiled.add((op, types))
+
+
+class _Launch:
+    """``launch(grid, stream)`` of one kernel over fixed arguments, whose arrays it keeps alive."""
+
+    def __init__(
+        self, kernels: NumbaKernels, kernel: Any, fixed: tuple[Any, ...], arrays: tuple[Any, ...]
+    ) -> None:
+        self._kernels, self._kernel, self._fixed, self._arrays = kernels, kernel, fixed, arrays
+        self._configured: dict[tuple[tuple[int, int], int], Any] = {}
+
+    def __call__(self, grid: tuple[int, int], stream: Any) -> None:
+        with self._kernels.activate():
+            configured = self._configured.get((grid, stream.ptr))
+            if configured is None:
+                configured = self._configured[grid, stream.ptr] = self._configure(grid, stream.ptr)
+            configured(*self._fixed)
+
+    def _configure(self, grid: tuple[int, int], pointer: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a decode step is small, and Numba warns of every small grid
+            return self._kernel[grid, BLOCK_THREADS, self._kernels.stream(pointer)]
 
 
 def _remedy(error: Exception) -> str:

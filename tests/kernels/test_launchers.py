@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import warnings
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -105,6 +107,89 @@ class TestCudaKernels:
 
         with pytest.raises(ValueError, match=r"slot_mapping\.cu\(3\)"):
             cuda_kernels(cupy).compile()
+
+
+class FakeArray:
+    __cuda_array_interface__ = "interface"
+
+
+class FakeKernel:
+    """A Numba kernel that records what it is compiled for and launched with."""
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def typeof_pyval(self, value):
+        return type(value).__name__
+
+    def compile(self, types):
+        self.compiled.append(types)
+        return SimpleNamespace(bind=lambda: None)
+
+    def __getitem__(self, configuration):
+        warnings.warn("a small grid", stacklevel=1)
+        return lambda *args: self.launched.append((configuration, args))
+
+
+@pytest.fixture
+def numba_kernels(monkeypatch):
+    """NumbaKernels over stand-ins, and the kernel and the wrappers that they make."""
+    kernel, wrapped = FakeKernel(), []
+
+    def wrap(interface, *, sync):
+        assert not sync
+        wrapped.append(interface)
+        return f"wrapper {len(wrapped)}"
+
+    cuda = SimpleNamespace(gpus=[FakeDevice()], from_cuda_array_interface=wrap)
+    cuda.external_stream = lambda pointer: f"stream {pointer}"
+    monkeypatch.setattr(_numba, "load_numba_cuda", lambda: cuda)
+    monkeypatch.setattr(_numba, "numba_kernel", lambda _: kernel)
+    return _numba.NumbaKernels(), kernel, wrapped
+
+
+class TestNumbaKernels:
+    def test_a_launch_passes_wrapped_arrays_and_int32_on_the_callers_stream(self, numba_kernels):
+        kernels, kernel, _ = numba_kernels
+        launch = kernels.bind("expand_blocks", (FakeArray(), 7))
+
+        launch((4, 2), SimpleNamespace(ptr=11))  # and the warning of a small grid is not passed on
+
+        ((grid, block, stream), args), *others = kernel.launched
+        assert (grid, block, stream) == ((4, 2), BLOCK_THREADS, "stream 11")
+        assert [(type(arg), arg) for arg in args] == [(str, "wrapper 1"), (np.int32, 7)]
+        assert not others
+
+    def test_an_array_is_wrapped_once_and_a_signature_compiled_once(self, numba_kernels):
+        kernels, kernel, wrapped = numba_kernels
+        array = FakeArray()
+
+        for scalar in (1, 2, 3):
+            kernels.bind("expand_blocks", (array, scalar))
+
+        assert len(wrapped) == 1
+        assert kernel.compiled == [("str", "int32")]
+
+    def test_a_launch_keeps_its_arrays_and_nothing_else_does(self, numba_kernels):
+        kernels, _, _ = numba_kernels
+        array = FakeArray()
+        alive = weakref.ref(array)
+        launch = kernels.bind("expand_blocks", (array, 1))
+
+        del array
+        assert alive() is not None
+        del launch
+        assert alive() is None
+        assert kernels._wrapped == {}
+
+    def test_a_kernel_that_cannot_be_compiled_says_so(self, numba_kernels):
+        kernels, kernel, _ = numba_kernels
+        kernel.compile = lambda types: 1 / 0
+
+        with pytest.raises(
+            BackendUnavailableError, match=r"cannot compile expand_blocks: ZeroDivisionError.*pip"
+        ):
+            kernels.bind("expand_blocks", (1,))
 
 
 class TestNumba:

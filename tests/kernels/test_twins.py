@@ -77,3 +77,11 @@ def test_both_forms_of_gather_rows_take_as_many_positions_at_a_time():
 
     assert tile[1] == re.search(r"^TILE = (\d+)", numba_text, re.MULTILINE)[1]
     assert GRIDS["gather_rows"](1 + int(tile[1]), 1) == (2, 1)
+
+
+def test_the_table_of_operations_has_a_row_for_each():
+    text = (HOME / "README.md").read_text(encoding="utf-8")
+
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)_numpy\.py\)", text, re.MULTILINE)
+
+    assert rows == [(op, op) for op in operations()]
