@@ -24,6 +24,7 @@ class RowKeeper:
     memory : BlockMemory
     table : MultiGroupBlockTable
         The one whose mirror takes the row operations.
+        It is handed int32 arrays, which it takes as they are.
     log : StepLog
         Its stopwatch: pool calls are "allocate", row operations "rows".
     """
@@ -41,8 +42,8 @@ class RowKeeper:
         block_ids = self._memory.allocate(growth)
         self._log.lap("allocate")
         if len(block_ids):
-            grown = np.flatnonzero(growth.any(axis=0))
-            self._table.append_rows(grown, growth[:, grown], block_ids)
+            grown = np.flatnonzero(growth.any(axis=0)).astype(np.int32)
+            self._table.append_rows(grown, growth[:, grown].astype(np.int32), block_ids)
             self._log.lap("rows")
         return block_ids
 
@@ -51,7 +52,8 @@ class RowKeeper:
             return
         counts, block_ids = self._memory.share(prefixes)
         self._log.lap("allocate")
-        self._table.add_rows(np.array([prefix.row for prefix in prefixes]), counts, block_ids)
+        rows = np.array([prefix.row for prefix in prefixes], np.int32)
+        self._table.add_rows(rows, counts.astype(np.int32), block_ids)
         self._log.lap("rows")
 
     def remove(self, removed: Int64Array) -> None:
