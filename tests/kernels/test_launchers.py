@@ -184,7 +184,7 @@ class TestNumbaKernels:
 
     def test_a_kernel_that_cannot_be_compiled_says_so(self, numba_kernels):
         kernels, kernel, _ = numba_kernels
-        kernel.compile = lambda types: 1 / 0
+        kernel.compile = lambda _: 1 / 0
 
         with pytest.raises(
             BackendUnavailableError, match=r"cannot compile expand_blocks: ZeroDivisionError.*pip"
