@@ -64,7 +64,7 @@ class ContentOracle:
             self._findings.compare("seq_lens", computed + scheduled, step.seq_lens)
             self._findings.compare("positions", positions, step.positions[: len(positions)])
         for group, world in enumerate(self._layout.worlds):
-            owners = np.zeros(len(tags), np.uint8)
+            owners = np.zeros(len(tags), np.int32)
             for rank, step in enumerate(steps):
                 slots = step.slot_mapping(group)[: len(tags)]
                 size, kv = self._layout.specs[group].block_size, self._kv[rank].reshape(-1)

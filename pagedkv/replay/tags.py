@@ -49,14 +49,14 @@ def write_through_slots(
     kv: Any,  # int64 [num_blocks * stride], one rank's cache, out
     slots: Any,  # int64 [num_tokens]
     tags: Any,  # int64 [num_tokens]
-    owners: Any,  # uint8 [num_tokens], out: counted up where this rank owns the token
+    owners: Any,  # int32 [num_tokens], out: counted up where this rank owns the token
     block_size: int,
     stride: int,
     num_groups: int,
     group: int,
 ) -> None:
     """Write every owned token's tag where the slot mapping says; a slot outside the cache owns nothing."""
-    for t in range(len(tags)):
+    for t in range(min(len(tags), len(slots))):
         block = slots[t] // block_size
         place = block * stride + slots[t] - block * block_size
         if slots[t] >= 0 and place < len(kv):

@@ -74,7 +74,7 @@ def test_what_is_written_by_slot_is_read_back_by_table_on_its_owner_alone(
     length = data.draw(st.integers(0, columns * block_size * world))
     positions, tags = np.arange(length), np.arange(length) * 7 + 1
     kv = np.zeros((world, 8 * stride), np.int64)
-    owners, owner_of = np.zeros(length, np.uint8), {}
+    owners, owner_of = np.zeros(length, np.int32), {}
     for rank in range(world):
         slots = np.full(length, -1, np.int64)
         mine = [p for p in range(length) if p // interleave % world == rank]
@@ -103,7 +103,7 @@ def test_what_is_written_by_slot_is_read_back_by_table_on_its_owner_alone(
 
 
 def test_ids_and_slots_outside_the_cache_are_wrong_and_touch_nothing():
-    kv, owners, found = np.zeros(8, np.int64), np.zeros(3, np.uint8), np.zeros(3, np.int64)
+    kv, owners, found = np.zeros(8, np.int64), np.zeros(3, np.int32), np.zeros(3, np.int64)
     tags = np.array([1, 2, 3])
 
     write_through_slots(kv, np.array([-1, 8, 1 << 40]), tags, owners, 4, 4, 1, 0)
@@ -113,3 +113,12 @@ def test_ids_and_slots_outside_the_cache_are_wrong_and_touch_nothing():
     assert not owners.any()
     assert read == (3, 3, 0)
     np.testing.assert_array_equal([EMPTY] * 3, found)
+
+
+def test_tokens_past_a_short_slot_mapping_are_owned_by_nobody():
+    kv, owners = np.zeros(8, np.int64), np.zeros(3, np.int32)
+
+    write_through_slots(kv, np.array([5]), np.array([1, 2, 3]), owners, 4, 4, 1, 0)
+
+    np.testing.assert_array_equal([1, 0, 0], owners)
+    np.testing.assert_array_equal([0, 0, 0, 0, 0, 1, 0, 0], kv)
