@@ -217,3 +217,15 @@ def test_a_staged_array_larger_than_the_ring_grows_it(backend):
         table.compute_slot_mapping(1, [0, num], np.arange(num))
         np.testing.assert_array_equal(np.arange(4, 4 + num), to_numpy(table[0].slot_mapping)[:num])
         assert (to_numpy(table[0].slot_mapping)[num:] == -1).all()
+
+
+@pytest.mark.parametrize("num_tokens", range(356, 368))
+def test_a_step_that_just_fills_the_grown_buffer(backend, num_tokens):
+    """Positions alone outgrow the buffer, and 256 new blocks end at or about the next bucket's end."""
+    table = MultiGroupBlockTable([1], 1, 1024, 512, staging_depth=1, backend=backend)
+    table.add_row((np.arange(1, 257),), 0)
+    positions = np.arange(num_tokens) % 300
+    step = table.commit(1, [0, num_tokens], [0], positions=positions)
+    expected = [p + 1 if p < 256 else -1 for p in positions]
+    np.testing.assert_array_equal(expected, to_numpy(step.slot_mapping(0)))
+    np.testing.assert_array_equal(table[0].get_numpy_array(), to_numpy(table[0].get_device_tensor(1)))
