@@ -119,7 +119,7 @@ def pack_step(
     num_gather = max(rows.size, reqs_seen) if mode == STABLE else 0
     at_payload = _align(at_gather + num_gather)
     if at_payload > out.size:
-        return -at_payload - words_of_writes(ranges, dirty), 0
+        return -at_payload - words_of_writes(ranges, dirty) - 4, 0
 
     for i in range(query_start_loc.size):
         out[at_start_loc + i] = query_start_loc[i]
