@@ -26,7 +26,7 @@ def compile_library(folder, slot_dtype=np.int64, *, sanitize=False, home=HOME):
     unit, library = folder / f"{name}.cpp", folder / f"{name}.so"
     unit.write_text("\n".join(lines) + "\n", encoding="utf-8")
     flags = ["-std=c++17", "-g", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{HERE}"]
-    flags += ["-Wall", "-Werror", "-Wno-unused-function"]
+    flags += ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-unknown-pragmas"]
     flags += SANITIZERS if sanitize else ["-O2"]
     if np.dtype(slot_dtype) == np.int32:
         flags.append("-DSLOT_T=int")
