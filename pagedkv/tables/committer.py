@@ -18,7 +18,7 @@ from pagedkv.mirror import HostMirror
 from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs, step_inputs
 from pagedkv.tables.faults import find_fault
-from pagedkv.tables.modes import BATCH_ORDER, STABLE, WRITES_ONLY
+from pagedkv.tables.modes import BATCH_ORDER, BATCH_ORDER_WRITES, STABLE, STABLE_WRITES
 from pagedkv.tables.pack import pack_step
 from pagedkv.tables.refusals import refuse
 from pagedkv.tables.sizes import Sizes, bucket
@@ -199,7 +199,7 @@ class Committer:
             return
         stream = self.backend.stream(stream)
         self._refuse_capture(stream.ptr)
-        mode = WRITES_ONLY if self.is_stable else BATCH_ORDER
+        mode = STABLE_WRITES if self.is_stable else BATCH_ORDER_WRITES
         step = (HOST_INPUTS, 0, 0, -1, 0, mode)
         buffer = self._acquire()
         key, _ = self.pack(buffer, *step)

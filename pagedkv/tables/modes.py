@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["BATCH_ORDER", "STABLE", "WRITES_ONLY"]
+__all__ = ["BATCH_ORDER", "BATCH_ORDER_WRITES", "STABLE", "STABLE_WRITES"]
 
 BATCH_ORDER: Final = 0
 """Row i of the table is request i of the batch."""
@@ -10,5 +10,8 @@ BATCH_ORDER: Final = 0
 STABLE: Final = 1
 """Requests keep their rows; the step places them at batch positions."""
 
-WRITES_ONLY: Final = 2
+STABLE_WRITES: Final = 2
 """Stable rows without a step: the stored table alone is brought up to date."""
+
+BATCH_ORDER_WRITES: Final = 3
+"""Rows in batch order without a step: what the last step padded is left for the next to know."""

@@ -28,7 +28,7 @@ from pagedkv.kernels._layout import (
     WRITES,
 )
 from pagedkv.tables.faults import find_fault
-from pagedkv.tables.modes import STABLE, WRITES_ONLY
+from pagedkv.tables.modes import BATCH_ORDER, STABLE
 from pagedkv.tables.pack_rows import forget_rows, place_rows, show_rows
 from pagedkv.tables.pack_writes import put_writes, take_writes, words_of_writes
 from pagedkv.tables.sizes import bucket, token_class
@@ -159,7 +159,7 @@ def pack_step(
     size = bucket(words)
     key = np.int64(size) | np.int64(token_class(max(most, tokens_padded, tokens_seen))) << 32
     key |= np.int64(token_class(num_gather)) << 36 | np.int64(1 if num_writes else 0) << 40
-    if mode != WRITES_ONLY:
+    if mode in (BATCH_ORDER, STABLE):
         seen[REQS_SEEN], seen[TOKENS_SEEN] = num_reqs, most
     totals[0] += 1
     totals[1] += 4 * size

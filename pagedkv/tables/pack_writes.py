@@ -18,7 +18,7 @@ from pagedkv.kernels._layout import (
     WRITE_TARGET,
     WRITE_WORDS,
 )
-from pagedkv.tables.modes import BATCH_ORDER, STABLE
+from pagedkv.tables.modes import BATCH_ORDER, BATCH_ORDER_WRITES, STABLE
 
 __all__ = ["put_writes", "take_writes", "words_of_writes"]
 
@@ -89,7 +89,7 @@ def put_writes(
         count = counts[group, row]
         base = layout[group, 0] + np.int64(row) * layout[group, 1]
         position = -1
-        if mode == BATCH_ORDER:
+        if mode in (BATCH_ORDER, BATCH_ORDER_WRITES):
             position = row
         elif mode == STABLE:
             position = versions[1, row]
@@ -127,6 +127,6 @@ def take_writes(ranges: Array, dirty: Array, versions: Array, num_rows: int, mod
     for k in range(1, dirty[0] + 1):
         target = dirty[k]
         ranges[target] = 0
-        if mode != BATCH_ORDER:
+        if mode not in (BATCH_ORDER, BATCH_ORDER_WRITES):
             versions[0, target % num_rows] += 1
     dirty[0] = 0

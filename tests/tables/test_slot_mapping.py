@@ -159,6 +159,19 @@ def test_the_tail_is_pad_after_every_call(backend):
         assert list(range(12, 12 + num)) == map_slots(table, [range(num)])
 
 
+@pytest.mark.parametrize("stable_rows", [False, True])
+def test_the_tail_is_pad_after_rows_were_sent_alone(backend, stable_rows):
+    table = MultiGroupBlockTable([4], 2, 32, 16, stable_rows=stable_rows, backend=backend)
+    rows = {"rows": [0]} if stable_rows else {}
+    table.add_row(([3, 4, 5],), 0)
+    table.commit(1, [0, 10], [0], **rows)
+    table.append_row(([6],), 0)
+    table.commit_block_table()
+    step = table.commit(1, [0, 2], [1], num_tokens_padded=6, **rows)
+    assert to_numpy(table[0].slot_mapping).tolist() == [13, 14, *[PAD_SLOT_ID] * 14]
+    assert to_numpy(step.positions).tolist() == [1, 2, 0, 0, 0, 0]
+
+
 def test_a_group_switched_off_is_all_pad(backend):
     groups = [KVCacheGroupSpec(4), KVCacheGroupSpec(4, slot_mapping=False), KVCacheGroupSpec(2)]
     table = MultiGroupBlockTable(groups, 2, 32, 16, token_alignment=None, backend=backend)
