@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pagedkv.kernels import _layout as layout
 
 from .forms import EXAMPLES
-from .world import ONE_BLOCK, STALE, Group, World, filled, launches, staging_buffer, worlds
+from .world import ONE_BLOCK, STALE, Group, World, filled, launches, narrow_launches, staging_buffer, worlds
 
 
 def shown(world, g, arena, counts, row, num_computed_tokens):
@@ -104,7 +104,7 @@ def row_of(word):
 
 
 @settings(max_examples=2 * EXAMPLES, deadline=None)
-@given(scene=scenes(), shape=launches)
+@given(scene=scenes(), shape=launches | narrow_launches)
 def test_the_batch_shows_each_rows_live_columns_and_null_elsewhere(form, scene, shape):
     world, expected = scene["world"], Batch(scene["world"])
     for i, word in enumerate(scene["words"]):

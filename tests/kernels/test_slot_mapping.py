@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from pagedkv.kernels import _layout as layout
 
 from .forms import EXAMPLES
-from .world import ONE_BLOCK, STALE, TRAP, Group, World, filled, launches, staging_buffer, worlds
+from .world import (
+    ONE_BLOCK,
+    STALE,
+    TRAP,
+    Group,
+    World,
+    filled,
+    launches,
+    narrow_launches,
+    staging_buffer,
+    worlds,
+)
 
 INPUTS = ("query_start_loc", "num_computed_tokens", "positions", "rows")
 INT64 = np.iinfo(np.int64)
@@ -179,12 +190,49 @@ def run_step(form, step, shape):
 
 
 @settings(max_examples=2 * EXAMPLES, deadline=None)
-@given(step=steps(), shape=launches)
+@given(step=steps(), shape=launches | narrow_launches)
 def test_a_step_is_mapped_by_the_formula(form, step, shape):
     expected = expected_step(step)
 
     out = run_step(form, step, shape)
 
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], out[name], name)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("slot_dtype", [np.int64, np.int32])
+def test_a_step_of_many_more_tokens_than_threads(form, is_given, slot_dtype):
+    """One long prefill among short requests and an empty one, by one block of threads; an odd padding."""
+    lens = [0, 1, 1701, 3, 1, 0, 98]
+    groups = [Group(6, width=100, cp=(3, 1, 2)), Group(17, width=101), Group(16, width=50, has_slots=False)]
+    starts = np.cumsum([0, *lens]).astype(np.int32)
+    num_tokens, max_num_tokens = int(starts[-1]), int(starts[-1]) + 7
+    world = World(groups, len(lens), slot_stride=max_num_tokens)
+    counts = world.counts()
+    for g, group in enumerate(groups):
+        counts[g] = np.arange(len(lens)) * group.width // len(lens) + group.width // 8
+    step = {
+        "world": world,
+        "arena": np.arange(1, world.num_elements + 1, dtype=np.int32),
+        "counts": counts,
+        "query_start_loc": starts,
+        "num_tokens": num_tokens,
+        "max_num_tokens": max_num_tokens,
+        "num_computed_tokens": np.array([5, 900, 0, 40, 3, 0, 700], np.int32),
+        "positions": np.arange(num_tokens) * 7 % 1801 if is_given else None,
+        "rows": np.array([6, 5, 4, -1, 2, 1, 0], np.int32),
+        "staged": {"rows", "positions"},
+        "counted_on_device": False,
+        "num_tokens_fill": num_tokens + 5,
+        "num_reqs_fill": len(lens),
+        "slot_dtype": slot_dtype,
+    }
+    expected = expected_step(step)
+
+    out = run_step(form, step, ONE_BLOCK)
+
+    assert (expected["slots"][:2] >= 0).any(axis=1).all()
     for name in expected:
         np.testing.assert_array_equal(expected[name], out[name], name)
 
@@ -205,7 +253,7 @@ def test_a_separate_call_maps_given_positions_and_pads_the_tail(form, step):
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(step=steps(), seed=st.integers(0, 2**32 - 1), shape=launches)
+@given(step=steps(), seed=st.integers(0, 2**32 - 1), shape=launches | narrow_launches)
 def test_no_device_input_leads_astray(form, step, seed, shape):
     """Whatever the device arrays hold, a slot is PAD or one of a live block, and nothing else is touched."""
     rng = np.random.default_rng(seed)

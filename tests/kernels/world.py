@@ -89,6 +89,9 @@ class Launch:
 launches = st.builds(
     Launch, st.tuples(st.integers(1, 3), st.just(1)), st.sampled_from([32, 64, 256]), st.booleans()
 )
+narrow_launches = st.builds(  # for kernels that need no whole warps: work for many rounds
+    Launch, st.tuples(st.integers(1, 3), st.just(1)), st.sampled_from([1, 3, 8, 32]), st.booleans()
+)
 ONE_BLOCK = Launch((1, 1), 32, downwards=False)
 
 
