@@ -51,5 +51,6 @@ def source(op: str) -> str:
 
 
 def numba_kernel(op: str) -> Any:
-    """Return the Numba CUDA kernel of `op`; imports numba.cuda."""
+    """Return the Numba CUDA kernel of `op`; imports numba.cuda, with what that needs beside NumPy 2.5."""
+    import_module(f"{__name__}._numba").load_numba_cuda()
     return getattr(import_module(f"{__name__}.{op}_numba"), op)

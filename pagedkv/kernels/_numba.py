@@ -29,16 +29,29 @@ def load_numba_cuda() -> Any:
         numba.cuda cannot be imported.
     """
     try:
-        cuda = import_module("numba.cuda")
-        if getattr(cuda, "implementation", "Built-in") != "Built-in" and not hasattr(np, "row_stack"):
+        cuda = _import_quietly("numba.cuda")
+        is_external = getattr(cuda, "implementation", "Built-in") != "Built-in"
+        if is_external and not is_simulator(cuda) and not hasattr(np, "row_stack"):
             np.row_stack = np.vstack  # noqa: NPY201
             try:
-                import_module("numba.cuda.np.arrayobj")
+                _import_quietly("numba.cuda.np.arrayobj")
             finally:
                 del np.row_stack  # noqa: NPY201
     except Exception as error:
         raise BackendUnavailableError(_remedy(error)) from error
     return cuda
+
+
+def _import_quietly(name: str) -> Any:
+    """Import a module of Numba, whose deprecation warnings of NumPy are not the user's to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return import_module(name)
+
+
+def is_simulator(cuda: Any) -> bool:
+    """Whether `numba.cuda` is the simulator, which knows no device memory."""
+    return not hasattr(cuda, "as_cuda_array")
 
 
 def why_no_numba() -> str | None:
@@ -47,7 +60,7 @@ def why_no_numba() -> str | None:
         cuda = load_numba_cuda()
     except BackendUnavailableError as error:
         return str(error)
-    if not hasattr(cuda, "as_cuda_array"):
+    if is_simulator(cuda):
         return "NUMBA_ENABLE_CUDASIM is set, and the simulator sees no device memory (unset it)"
     return None
 

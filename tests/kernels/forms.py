@@ -54,9 +54,9 @@ class SimulatorForm:
     """The Numba kernels in Numba's simulator: NUMBA_ENABLE_CUDASIM must be set."""
 
     def __init__(self, _folder):
-        from numba import cuda
+        from pagedkv.kernels._numba import is_simulator, load_numba_cuda
 
-        assert not hasattr(cuda, "as_cuda_array"), "NUMBA_ENABLE_CUDASIM must be set"
+        assert is_simulator(load_numba_cuda()), "NUMBA_ENABLE_CUDASIM must be set"
 
     def run(self, op, args, shape):
         numba_kernel(op)[shape.grid, 32](*args)
