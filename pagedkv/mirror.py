@@ -86,12 +86,16 @@ class HostMirror:
                 "(use fewer rows)"
             )
         self.blocks = _aligned_zeros(self.offsets[-1])
+        if len(limits) != len(self.widths):
+            raise ValueError(
+                f"max_block_ids must hold one limit for each of {len(self.widths)} groups, got {len(limits)}"
+            )
         self.layout = np.array(list(zip(self.offsets, self.widths, limits, strict=False)), np.int64).reshape(
             -1, 3
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self._resize_subscribers(0)
-        seal(write_rows, *self.state, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)  # noqa: FBT003
+        seal(write_rows, *self.state, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
 
     @property
     def num_groups(self) -> int:
@@ -107,6 +111,24 @@ class HostMirror:
         """Read-only view of one group's row counts, int32 [max_num_reqs], in blocks."""
         return _read_only(self.counts[group])
 
+    def limit_block_ids(self, limits: Sequence[int]) -> None:
+        """Take no larger block ids from now on, group by group: a committing table cannot use them.
+
+        Raises
+        ------
+        ValueError
+            A group holds a larger id already; nothing was changed.
+        """
+        for group, limit in enumerate(limits):
+            if limit < self.layout[group, 2]:
+                largest = int(self.block_table(group).max(initial=0))
+                if largest > limit:
+                    raise ValueError(
+                        f"block ids of group {group} must lie in [0, {limit}] for this table, "
+                        f"got {largest} in the mirror"
+                    )
+        self.layout[:, 2] = np.minimum(self.layout[:, 2], limits)
+
     def subscribe(self) -> int:
         """Add a committing table; returns its place in `ranges` and `dirty`. Live rows start dirty."""
         subscriber = len(self.state.ranges)
@@ -119,7 +141,7 @@ class HostMirror:
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows. Arguments and errors as `append_rows`; a repeated row keeps its last content."""
-        self._write(rows, counts, block_ids, True)  # noqa: FBT003 - the hot path
+        self._write(rows, counts, block_ids, True)
 
     def append_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Append blocks to rows, all groups in one call.
@@ -140,7 +162,7 @@ class HostMirror:
         ValueError, TypeError
             A row, count or id is out of range or of the wrong type, or their numbers do not match.
         """
-        self._write(rows, counts, block_ids, False)  # noqa: FBT003 - the hot path
+        self._write(rows, counts, block_ids, False)
 
     def clear_rows(self, rows: Any, group: int | None = None) -> None:
         """Empty rows in all groups, or in one; every column becomes NULL."""

@@ -102,6 +102,7 @@ class MultiGroupBlockTable:
                 f"mirror must have {self.max_num_reqs} rows of widths {widths}, "
                 f"got {self.mirror.max_num_reqs} rows of widths {list(self.mirror.widths)}"
             )
+        self.mirror.limit_block_ids(limits)
         geometry = Geometry.build(
             specs,
             widths,
