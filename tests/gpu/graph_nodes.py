@@ -30,8 +30,9 @@ def _node(driver, node):
     if kind == types.CU_GRAPH_NODE_TYPE_MEMCPY:
         params = _ask(driver, driver.cuGraphMemcpyNodeGetParams, node)
         num_bytes = params.WidthInBytes * max(params.Height, 1) * max(params.Depth, 1)
-        source = int(params.srcHost or 0) or int(params.srcDevice)
-        target = int(params.dstDevice) or int(params.dstHost or 0)
+        on_host = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        source = int(params.srcHost if params.srcMemoryType == on_host else params.srcDevice)
+        target = int(params.dstHost if params.dstMemoryType == on_host else params.dstDevice)
         return Node("copy", "", source, target, num_bytes)
     return Node(types(kind).name)
 

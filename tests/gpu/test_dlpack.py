@@ -44,7 +44,6 @@ def test_torch_reads_the_tables_without_a_copy(gpu_backend, cupy, stream, torch)
 
 READ_BY_JAX = """
 import json, os, sys
-os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 os.environ["JAX_ENABLE_X64"] = "1"  # without it JAX turns int64 slots into int32, and says nothing
 import jax
 import numpy as np
@@ -67,29 +66,32 @@ json.dump({
 """
 
 
-def test_jax_reads_the_tables_without_a_copy(gpu_backend):
-    """In a process of its own: JAX takes memory and flags when it starts."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import jax, sys\nsys.exit(jax.default_backend() != 'gpu')\n"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-        timeout=120,
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["its default backend is not a GPU"])[-1]
-        pytest.skip(f"JAX cannot use the device here: {reason}")
-    done = subprocess.run(
-        [sys.executable, "-c", READ_BY_JAX, gpu_backend],
+def run_alone(code, *arguments):
+    """Run code in a process of its own: JAX takes memory and flags when it starts."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        env=os.environ | {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
+
+
+@pytest.fixture(scope="module")
+def jax_on_the_device(cupy):
+    """Skips where JAX is not installed or does not see the device."""
+    done = run_alone("import jax, sys; sys.exit(jax.default_backend() != 'gpu')")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["its default backend is no GPU"])[-1]
+        pytest.skip(f"JAX cannot use the device here: {reason}")
+
+
+@pytest.mark.usefixtures("jax_on_the_device")
+def test_jax_reads_the_tables_without_a_copy(gpu_backend):
+    done = run_alone(READ_BY_JAX, gpu_backend)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)
     assert read["table"] == {

@@ -22,7 +22,7 @@ WINDOWED = {
 @pytest.mark.parametrize(
     ("name", "limit", "options"),
     [
-        ("mooncake_conversation.jsonl", 60, {}),
+        ("mooncake_conversation.jsonl", 40, {}),
         ("azure_conv_2023.csv", 150, {}),
         ("azure_code_2023.csv", 60, {"num_blocks": 1200, "watermark": 0.0}),
         ("mooncake_conversation.jsonl", 12, WINDOWED),
