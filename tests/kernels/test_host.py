@@ -24,12 +24,17 @@ def gather_two_rows(library, *, downwards=False):
     return world.table(batch, 0).tolist()
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compile_library(tmp_path_factory.mktemp("sound"))
+
+
 ROWS = [list(range(41, 81)), list(range(1, 41))]
 
 
 @pytest.mark.parametrize("downwards", [False, True])
-def test_threads_meet_at_barriers_in_either_order(tmp_path, downwards):
-    assert gather_two_rows(compile_library(tmp_path), downwards=downwards) == ROWS
+def test_threads_meet_at_barriers_in_either_order(library, downwards):
+    assert gather_two_rows(library, downwards=downwards) == ROWS
 
 
 def test_a_missing_barrier_is_seen(tmp_path):
@@ -52,8 +57,8 @@ def test_a_barrier_that_some_threads_never_reach_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(("grid", "num_threads"), [((0, 1), 32), ((1, 0), 32), ((1, 1), 0), ((1, 1), 1056)])
-def test_an_impossible_launch_is_refused(tmp_path, grid, num_threads):
+def test_an_impossible_launch_is_refused(library, grid, num_threads):
     ids = np.zeros(1, np.int32)
 
     with pytest.raises(RuntimeError, match="launch shape"):
-        launch(compile_library(tmp_path), "expand_blocks", grid, num_threads, (ids, ids.copy(), 1, 1, 1))
+        launch(library, "expand_blocks", grid, num_threads, (ids, ids.copy(), 1, 1, 1))
