@@ -15,7 +15,7 @@
 #   WORKERS               processes of the stage suite, with pytest-xdist (8 where it is installed)
 #   BENCHMARKS            files of the stage bench (benchmarks)
 #   SANITIZER_TOOLS       "memcheck racecheck"
-#   SANITIZER_LIMIT_S     seconds for each of them (270)
+#   SANITIZER_LIMIT_S     seconds for each of them (420)
 #   PAGEDKV_TRACES        folder of the real traces; without them their tests are skipped
 #   PYTEST_ADDOPTS        further options of every pytest run
 set -uo pipefail
@@ -98,14 +98,14 @@ run_sanitizer() {
         --ignore=tests/gpu/test_dlpack.py --ignore=tests/gpu/test_device_work.py)
     fi
     PAGEDKV_KERNEL_FORMS="cupy numba" PAGEDKV_KERNEL_EXAMPLES=8 PAGEDKV_TABLE_EXAMPLES=5 PAGEDKV_UNDER_SANITIZER=1 \
-      timeout --signal=INT --kill-after=20 "${SANITIZER_LIMIT_S:-270}" \
+      timeout --signal=INT --kill-after=20 "${SANITIZER_LIMIT_S:-420}" \
       compute-sanitizer --tool "$tool" --error-exitcode 9 --report-api-errors no \
       "$python" -m pytest -q -p no:cacheprovider -p tests.gpu.no_pool -m gpu "${selection[@]}"
     local code=$?
     case $code in
       0) echo "== $tool: clean" ;;
       9) echo "== $tool: errors were found"; status=1 ;;
-      124 | 137) echo "== $tool: did not finish in ${SANITIZER_LIMIT_S:-270} s"; status=1 ;;
+      124 | 137) echo "== $tool: did not finish in ${SANITIZER_LIMIT_S:-420} s"; status=1 ;;
       *) echo "== $tool: exit status $code"; status=1 ;;
     esac
   done
