@@ -123,7 +123,7 @@ class Committer:
                     num_tokens_padded,
                     self._mode,
                 )
-            except (TypeError, ValueError, KeyError):
+            except (TypeError, ValueError, KeyError, AttributeError):
                 key = -1
         if key < 0:
             arrays = (query_start_loc, num_computed_tokens, positions, rows)
