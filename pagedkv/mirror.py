@@ -226,7 +226,7 @@ class HostMirror:
         # The sealed function takes ready int32 arrays; anything else is converted, with its own errors.
         try:
             done = write_rows(*self.state, rows, counts, block_ids, replace)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, IndexError):
             rows, block_ids = _ready("rows", rows), _ready("block_ids", block_ids)
             counts = _lengths(counts, self.num_groups, rows.size)
             done = write_rows(*self.state, rows, counts, block_ids, replace)
