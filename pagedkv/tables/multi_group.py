@@ -274,16 +274,23 @@ class MultiGroupBlockTable:
         PagedKVError
             The stream is being captured; use `captured_step`.
         """
+        if num_reqs_padded is None:
+            num_reqs_padded = num_reqs
         if num_tokens_padded is None:
             num_tokens_padded = -1
         elif num_tokens_padded < 0:
             raise ValueError(f"num_tokens_padded must be None or at least 0, got {num_tokens_padded}")
+        if not type(num_reqs) is type(num_reqs_padded) is type(num_tokens_padded) is int:
+            # NumPy's integers become ints; compiled code would take a float as well, and cut it.
+            num_reqs = check_int("num_reqs", num_reqs)
+            num_reqs_padded = check_int("num_reqs_padded", num_reqs_padded)
+            num_tokens_padded = check_int("num_tokens_padded", num_tokens_padded, -1)
         return self._committer.commit(
             num_reqs,
             query_start_loc,
             num_computed_tokens,
             rows,
-            num_reqs if num_reqs_padded is None else num_reqs_padded,
+            num_reqs_padded,
             num_tokens_padded,
             positions,
             out,

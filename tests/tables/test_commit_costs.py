@@ -229,3 +229,20 @@ def test_a_step_that_just_fills_the_grown_buffer(backend, num_tokens):
     expected = [p + 1 if p < 256 else -1 for p in positions]
     np.testing.assert_array_equal(expected, to_numpy(step.slot_mapping(0)))
     np.testing.assert_array_equal(table[0].get_numpy_array(), to_numpy(table[0].get_device_tensor(1)))
+
+
+@MODES
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_long_row_after_a_long_staged_array(backend, depth, stable_rows):
+    """The ring has grown for the array: the device's end of the copy must hold the row all the same."""
+    table = MultiGroupBlockTable(
+        [1], 2, 8192, 8192, staging_depth=depth, stable_rows=stable_rows, backend=backend
+    )
+    table.compute_slot_mapping(1, [0, 8192], np.arange(8192))
+    table.compute_slot_mapping(1, [0, 8192], np.arange(8192))
+    for first in (1, 5):
+        table.add_row((np.arange(first, first + 4000),), 1)
+        rows = {"rows": [0, 1]} if stable_rows else {}
+        step = table.commit(2, [0, 0, 2], [0, 3998], **rows)
+        np.testing.assert_array_equal(table[0].get_numpy_array(), to_numpy(step.block_table(0)))
+        assert to_numpy(step.slot_mapping(0)).tolist() == [first + 3998, first + 3999]

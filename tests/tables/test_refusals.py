@@ -42,6 +42,14 @@ GOOD = {
 }
 BAD = {
     "num_reqs below 0": ({"num_reqs": -1}, ValueError, "num_reqs"),
+    "a boolean": ({"num_reqs": True}, TypeError, "num_reqs must be an int, got bool"),
+    "a fraction of requests": ({"num_reqs": 3.0}, TypeError, "num_reqs must be an int"),
+    "a fraction of padded requests": ({"num_reqs_padded": 5.0}, TypeError, "num_reqs_padded must be an int"),
+    "a fraction of padded tokens": (
+        {"num_tokens_padded": 8.5},
+        TypeError,
+        "num_tokens_padded must be an int",
+    ),
     "too few starts": ({"query_start_loc": [0, 2, 3]}, ValueError, "query_start_loc must have shape"),
     "too many starts": ({"query_start_loc": [0, 1, 2, 3, 3]}, ValueError, "query_start_loc must have shape"),
     "no starts": ({"query_start_loc": []}, ValueError, "query_start_loc must have shape"),
@@ -163,7 +171,7 @@ def table(backend, request):
 def test_a_refused_commit(table, what, ready):
     changes, error, message = BAD[what]
     if table.stable_rows and "num_reqs" in changes:
-        changes = {**changes, "rows": [0] * max(changes["num_reqs"], 0)}
+        changes = {**changes, "rows": [0] * max(int(changes["num_reqs"]), 0)}
     before = everything(table)
     with pytest.raises(error, match=message):
         commit_good(table, ready, **changes)
