@@ -42,6 +42,7 @@ class Committing:
         self.table = table
         self.context_parallel = context_parallel
         self.committed = [[[] for _ in range(num_reqs)] for _ in range(table.num_groups)]
+        self.order = list(range(num_reqs))  # of the rows in the last steps
         self.handed_out = {}  # output set -> {name: values that must stay until its next step}
 
 
@@ -260,7 +261,11 @@ class TableMachine(RuleBasedStateMachine):
         computed = [random.randint(-1, random.choice([0, self.max_len])) for _ in range(num_reqs)]
         rows = None
         if table.stable_rows:
-            rows = [random.randint(-1, self.num_rows - 1) for _ in range(num_reqs)]
+            if random.randint(0, 2) == 0:
+                used.order = [random.randint(-1, self.num_rows - 1) for _ in range(self.num_rows)]
+            elif random.randint(0, 2) == 0:
+                used.order[random.randint(0, self.num_rows - 1)] = random.randint(-1, self.num_rows - 1)
+            rows = used.order[:num_reqs]
             rows = np.array(rows, np.int32) if random.choice([False, True]) else rows
         positions = None
         if random.randint(0, 3) == 0:
