@@ -3,8 +3,9 @@
 //   slot = block_table[row, b] * B + (o / (W * I)) * I + o % I,   b = p / (B * W), o = p - b * B * W
 //   PAD where p is not in [0, min(max_model_len, count * B * W)), the block is NULL or (o / I) % W != rank
 //
-// grid  (any, num_groups)   threads stride over tokens, so that one long prefill fills the GPU; each finds
-//                           its token's request in query_start_loc; row 0 also writes the step's arrays
+// grid  (any, num_groups)   threads stride over tokens, two neighbours at a time where there are more
+//                           tokens than threads, so that one long prefill fills the GPU; each finds its
+//                           token's request in query_start_loc; row 0 also writes the step's arrays
 // block (256,)
 // Definition: slot_mapping_numpy.py.  Twin: slot_mapping_numba.py.
 constexpr long long MAX_INT32 = 2147483647;
@@ -13,16 +14,114 @@ constexpr long long MAX_INT32 = 2147483647;
 // holds, the result lies in [0, num_reqs). `guess` is right where all queries have one length.
 __device__ __forceinline__ int find_request(const int* query_start_loc, int num_reqs, int token, int guess)
 {
-    int low = 0, high = num_reqs;
-    if (query_start_loc[guess] > token) high = guess;
-    else if (query_start_loc[guess + 1] > token) return guess;
-    else low = guess;
+    const int here = query_start_loc[guess], next = query_start_loc[guess + 1];  // both loads at once
+    if (here <= token && token < next) return guess;
+    int low = here > token ? 0 : guess, high = here > token ? guess : num_reqs;
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
         if (query_start_loc[middle] <= token) low = middle;
         else high = middle;
     }
     return low;
+}
+
+// Neighbouring values of one thread, stored at once: two slots or positions are the 16 bytes that pay.
+template <class T, int TILE>
+struct alignas(sizeof(T) * TILE) tile_t {
+    T at[TILE];
+};
+
+struct group_t {
+    const long long* geometry;
+    long long block_size, virtual_size, max_position;  // positions fit 31 bits below, and divide in 32
+    unsigned world, rank, interleave;
+    divisor_t by_virtual_size, by_interleave, by_world;
+};
+
+struct request_t {
+    int start, next;           // its tokens
+    long long first_position;  // in this step
+    long long limit;           // positions at or past it are PAD
+    const int* blocks;         // its row
+};
+
+struct inputs_t {
+    const int *query_start_loc, *num_computed_tokens, *rows, *tables, *num_blocks;
+    const long long* positions;  // NULL where they are formed
+    int num_reqs, num_tokens;
+};
+
+__device__ __forceinline__ group_t group_of(const long long* geometry)
+{
+    group_t group;
+    group.geometry = geometry;
+    group.world = (unsigned)geometry[CP_WORLD], group.rank = (unsigned)geometry[CP_RANK];
+    group.interleave = (unsigned)geometry[CP_INTERLEAVE];
+    group.block_size = geometry[BLOCK_SIZE], group.virtual_size = group.block_size * group.world;
+    group.max_position = geometry[SLOTS_ENABLED] ? min(geometry[MAX_MODEL_LEN], MAX_INT32) : 0;
+    group.by_virtual_size = divisor((unsigned)min(group.virtual_size, MAX_INT32));
+    group.by_interleave = divisor(group.interleave), group.by_world = divisor(group.world);
+    return group;
+}
+
+__device__ __forceinline__ request_t request_of(int token, const inputs_t& in, const group_t& group)
+{
+    request_t found;
+    const float reqs_per_token = (float)in.num_reqs / max(in.num_tokens, 1);
+    const int guess = min((int)((token + 0.5f) * reqs_per_token), in.num_reqs - 1);
+    const int request = find_request(in.query_start_loc, in.num_reqs, token, guess);
+    const int row = in.rows ? in.rows[request] : request;
+    const bool is_live = row >= 0 && row < group.geometry[MAX_NUM_REQS];
+    const long long first_count = blockIdx.y * group.geometry[MAX_NUM_REQS];
+    found.start = in.query_start_loc[request], found.next = in.query_start_loc[request + 1];
+    found.first_position = in.positions ? 0 : in.num_computed_tokens[request];
+    found.limit = min(group.max_position, (is_live ? in.num_blocks[first_count + row] : 0) * group.virtual_size);
+    found.blocks = in.tables + group.geometry[TABLE_OFFSET] + (is_live ? row * group.geometry[WIDTH] : 0);
+    return found;
+}
+
+// IS_PLAIN: one rank, and a block size that is a power of two.
+template <bool IS_PLAIN>
+__device__ __forceinline__ long long slot_of(long long p, const request_t& request, const group_t& group)
+{
+    if ((unsigned long long)p >= (unsigned long long)request.limit) return PAD_SLOT_ID;  // negative: very large
+    const unsigned b = IS_PLAIN ? (unsigned)p >> group.by_virtual_size.shift : (unsigned)p / group.by_virtual_size;
+    unsigned offset = (unsigned)p - b * (unsigned)group.virtual_size;
+    if (!IS_PLAIN && group.world > 1) {
+        const unsigned chunk = offset / group.by_interleave, round = chunk / group.by_world;
+        if (chunk - round * group.world != group.rank) return PAD_SLOT_ID;
+        offset -= (chunk - round) * group.interleave;
+    }
+    const int block_id = request.blocks[b];
+    return block_id == NULL_BLOCK_ID ? PAD_SLOT_ID : block_id * group.block_size + offset;
+}
+
+template <int TILE, bool IS_PLAIN>
+__device__ __forceinline__ void map_tokens(
+    int total, const inputs_t& in, const group_t& group, slot_t* slots, long long* step_positions)
+{
+    request_t request = {0, 0, 0, 0, in.tables};
+    const long long step = (long long)gridDim.x * blockDim.x * TILE;
+    for (long long t = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * TILE; t < total; t += step) {
+        tile_t<long long, TILE> p;
+        tile_t<slot_t, TILE> out;
+#pragma unroll
+        for (int k = 0; k < TILE; ++k) {
+            const int token = (int)t + k;
+            const bool is_scheduled = token < in.num_tokens;
+            p.at[k] = in.positions && is_scheduled ? in.positions[token] : 0;
+            if (is_scheduled && token >= request.next) request = request_of(token, in, group);
+            if (!in.positions && is_scheduled) p.at[k] = request.first_position + (token - request.start);
+            out.at[k] = (slot_t)(is_scheduled ? slot_of<IS_PLAIN>(p.at[k], request, group) : PAD_SLOT_ID);
+        }
+        if (t + TILE <= total) {
+            *(tile_t<slot_t, TILE>*)(slots + t) = out;
+            if (step_positions) *(tile_t<long long, TILE>*)(step_positions + t) = p;
+        } else {
+            slots[t] = out.at[0];  // TILE is 2, and the last token has no neighbour
+            if (step_positions) step_positions[t] = p.at[0];
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) slot_mapping(
@@ -54,54 +153,21 @@ extern "C" __global__ void __launch_bounds__(256) slot_mapping(
         has_rows = has_rows || staging[ROWS] >= 0;
         rows = section(staging, ROWS, rows);
     }
-    if (num_tokens < 0) num_tokens = num_reqs ? min(max(query_start_loc[num_reqs], 0), ~num_tokens) : 0;
+    if (num_tokens < 0) num_tokens = min(max(query_start_loc[num_reqs], 0), ~num_tokens);
+    if (!num_reqs) num_tokens = 0;
 
-    const long long* geo = geometry + blockIdx.y * GEOMETRY_WORDS;
-    const unsigned world = (unsigned)geo[CP_WORLD], rank = (unsigned)geo[CP_RANK];
-    const unsigned interleave = (unsigned)geo[CP_INTERLEAVE];
-    const long long virtual_size = geo[BLOCK_SIZE] * world;  // below, positions fit 31 bits, and so may divide in 32
-    const divisor_t by_virtual_size = divisor((unsigned)min(virtual_size, MAX_INT32));
-    const divisor_t by_interleave = divisor(interleave), by_world = divisor(world);
-    const long long max_position = geo[SLOTS_ENABLED] ? min(geo[MAX_MODEL_LEN], MAX_INT32) : 0;
-    const float reqs_per_token = (float)num_reqs / max(num_tokens, 1);
+    const group_t group = group_of(geometry + blockIdx.y * GEOMETRY_WORDS);
+    const inputs_t in = {query_start_loc, num_computed_tokens, has_rows ? rows : 0, tables, num_blocks,
+                         is_given ? positions : 0, num_reqs, num_tokens};
+    const int total = max(num_tokens, num_tokens_fill);
+    slot_t* out = slots + blockIdx.y * group.geometry[SLOT_STRIDE];
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, num_threads = gridDim.x * blockDim.x;
-
-    int start = 0, next = 0;       // tokens [start, next) belong to the request that the variables describe
-    long long first_position = 0;  // of that request in this step
-    long long limit = 0;           // positions at or past it are PAD
-    const int* blocks = tables;    // the request's row
-    for (unsigned t = thread; t < (unsigned)max(num_tokens, num_tokens_fill); t += num_threads) {
-        const int token = (int)t;
-        long long p = 0, slot = PAD_SLOT_ID;
-        if (token < num_tokens && num_reqs) {
-            if (token >= next) {
-                const int guess = min((int)((token + 0.5f) * reqs_per_token), num_reqs - 1);
-                const int request = find_request(query_start_loc, num_reqs, token, guess);
-                const int row = has_rows ? rows[request] : request;
-                const bool is_live = row >= 0 && row < geo[MAX_NUM_REQS];
-                start = query_start_loc[request], next = query_start_loc[request + 1];
-                if (!is_given) first_position = num_computed_tokens[request];
-                const long long count = is_live ? num_blocks[blockIdx.y * geo[MAX_NUM_REQS] + row] : 0;
-                limit = min(max_position, count * virtual_size);
-                if (is_live) blocks = tables + geo[TABLE_OFFSET] + row * geo[WIDTH];
-            }
-            p = is_given ? positions[token] : first_position + ((long long)token - start);
-            if (p >= 0 && p < limit) {
-                const unsigned b = (unsigned)p / by_virtual_size;
-                unsigned offset = (unsigned)(p - b * virtual_size);
-                bool is_local = true;
-                if (world > 1) {
-                    const unsigned chunk = offset / by_interleave, round = chunk / by_world;
-                    is_local = chunk - round * world == rank;
-                    offset -= (chunk - round) * interleave;
-                }
-                const int block_id = is_local ? blocks[b] : NULL_BLOCK_ID;
-                if (block_id != NULL_BLOCK_ID) slot = block_id * geo[BLOCK_SIZE] + offset;
-            }
-        }
-        slots[blockIdx.y * geo[SLOT_STRIDE] + t] = (slot_t)slot;
-        if (writes_step) step_positions[t] = p;
-    }
+    long long* out_positions = writes_step ? step_positions : 0;
+    const bool is_aligned = (((unsigned long long)out | (unsigned long long)out_positions) & 15) == 0;
+    const bool is_plain = group.world == 1 && group.by_virtual_size.shift >= 0;
+    if ((unsigned)total <= num_threads || !is_aligned) map_tokens<1, false>(total, in, group, out, out_positions);
+    else if (is_plain) map_tokens<2, true>(total, in, group, out, out_positions);
+    else map_tokens<2, false>(total, in, group, out, out_positions);
 
     if (!writes_step) return;
     const int num_reqs_fill = max(num_reqs, staging[NUM_REQS_FILL]);

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.addresses import int32_1d, int32_2d, int32_3d, int64_2d
 from pagedkv.compiled import compiled
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "set_blocks",
     "swap_rows",
     "write_rows",
+    "write_rows_at",
 ]
 
 Array = Any  # the compiler sees the arrays' own types
@@ -143,6 +145,22 @@ def write_rows(
             counts[g, row] = start + length
             mark_dirty(ranges, dirty, g * counts.shape[1] + row, start, max(start + length, old))
     return True
+
+
+@compiled
+def write_rows_at(state: Array, rows: Array, lengths: Array, ids: Array, replace: bool) -> bool:
+    """`write_rows` with the state by address: blocks, layout, counts, ranges and dirty in that order."""
+    return write_rows(
+        int32_1d(state, 0),
+        int64_2d(state, 1),
+        int32_2d(state, 2),
+        int32_3d(state, 3),
+        int32_2d(state, 4),
+        rows,
+        lengths,
+        ids,
+        replace,
+    )
 
 
 @compiled

@@ -33,8 +33,9 @@ from pagedkv._rowops import (
     null_columns,
     set_blocks,
     swap_rows,
-    write_rows,
+    write_rows_at,
 )
+from pagedkv.addresses import address_table
 from pagedkv.checks import IntArray, as_int32, check_int, check_shape
 from pagedkv.compiled import seal
 from pagedkv.constants import MAX_INT32
@@ -95,7 +96,7 @@ class HostMirror:
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self._resize_subscribers(0)
-        seal(write_rows, *self.state, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
+        seal(write_rows_at, self._addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
 
     @property
     def num_groups(self) -> int:
@@ -225,11 +226,11 @@ class HostMirror:
     def _write(self, rows: Any, counts: Any, block_ids: Any, replace: bool) -> None:
         # The sealed function takes ready int32 arrays; anything else is converted, with its own errors.
         try:
-            done = write_rows(*self.state, rows, counts, block_ids, replace)
+            done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
         except (TypeError, ValueError, AttributeError, IndexError):
             rows, block_ids = _ready("rows", rows), _ready("block_ids", block_ids)
             counts = _lengths(counts, self.num_groups, rows.size)
-            done = write_rows(*self.state, rows, counts, block_ids, replace)
+            done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
         if not done:
             found = find_fault(self.layout, self.counts, rows, counts, block_ids, replace)
             self._raise(found, rows)
@@ -282,6 +283,7 @@ class HostMirror:
         if num:
             ranges[: num - 1], dirty[: num - 1] = self.state.ranges, self.state.dirty
         self.state = MirrorState(self.blocks, self.layout, self.counts, ranges, dirty)
+        self._addresses = address_table(*self.state)
 
 
 def _aligned_zeros(num: int) -> IntArray:

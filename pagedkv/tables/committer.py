@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.addresses import address_table
 from pagedkv.backends.buffers import HostBuffer
 from pagedkv.checks import check_int
 from pagedkv.compiled import seal
@@ -19,7 +20,7 @@ from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs, step_inputs
 from pagedkv.tables.faults import find_fault
 from pagedkv.tables.modes import BATCH_ORDER, BATCH_ORDER_WRITES, STABLE, STABLE_WRITES
-from pagedkv.tables.pack import pack_step
+from pagedkv.tables.pack import pack_at
 from pagedkv.tables.refusals import refuse
 from pagedkv.tables.sizes import Sizes, bucket
 from pagedkv.tables.staging import StagingRing
@@ -54,7 +55,7 @@ class Committer:
         self.stored = self.kernels.stored
         self.outputs: list[OutputSet] = []
         self._state: Any = None
-        self._packed: dict[int, tuple[Any, ...]] = {}
+        self._packed: dict[int, Any] = {}
         self.add_outputs(1)
         # Per row: how often its writes were sent, and (while packing) the batch position that keeps it.
         self.versions = np.zeros((2, geometry.max_num_reqs), np.int64)
@@ -69,7 +70,7 @@ class Committer:
         self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
         self._take_state()
-        seal(pack_step, self.ring.buffer.words, *self._packed[0], *HOST_INPUTS.arrays, 0, 0, -1, self._mode)
+        seal(pack_at, self._packed[0], self.ring.buffer.words, *HOST_INPUTS.arrays, 0, 0, -1, self._mode)
 
     def add_outputs(self, num: int) -> None:
         """Make sure that there are `num` output sets."""
@@ -110,9 +111,9 @@ class Committer:
         key = -1
         if positions is None and type(query_start_loc) is _Array:
             try:
-                key, num_tokens = pack_step(
+                key, num_tokens = pack_at(
+                    self._packed[out],
                     buffer.words,
-                    *self._packed[out],
                     query_start_loc,
                     num_computed_tokens,
                     NO_INT64,
@@ -159,7 +160,7 @@ class Committer:
             self._take_state()
         mode = self._mode if mode is None else mode
         sizes = (num_reqs, num_reqs_padded, tokens_padded, mode)
-        key, num_tokens = pack_step(buffer.words, *self._packed[out], *inputs.arrays, *sizes)
+        key, num_tokens = pack_at(self._packed[out], buffer.words, *inputs.arrays, *sizes)
         if key == -1:
             starts, computed, _, rows, num_positions = inputs.arrays
             most = self.geometry.max_num_batched_tokens
@@ -220,7 +221,7 @@ class Committer:
         target, words = self._staged[name][: array.size], array.view(np.int32)
         buffer = self._acquire()
         if words.size > buffer.words.size:
-            buffer = self.ring.grow(words.size)
+            buffer = self._grow(words.size)  # the device's end as well, for what is packed into it later
         buffer.words[: words.size] = words
         self.order(stream.ptr)
         self.backend.copy(target.view(np.int32), buffer, words.size, stream)
@@ -280,7 +281,7 @@ class Committer:
         shared = (state.blocks, state.layout, state.counts)
         own = (state.ranges[self.subscriber], state.dirty[self.subscriber])
         self._packed = {
-            out: (*shared, *own, self.versions, self.totals, outputs.batch, outputs.seen)
+            out: address_table(*shared, *own, self.versions, self.totals, outputs.batch, outputs.seen)
             for out, outputs in enumerate(self.outputs)
         }
 

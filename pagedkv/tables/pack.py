@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.addresses import int32_1d, int32_2d, int64_1d, int64_2d
 from pagedkv.compiled import compiled
 from pagedkv.kernels._layout import (
     GATHER,
@@ -40,6 +41,7 @@ __all__ = [
     "REQS_SEEN",
     "SEEN_WORDS",
     "TOKENS_SEEN",
+    "pack_at",
     "pack_step",
 ]
 
@@ -164,3 +166,41 @@ def pack_step(
     totals[0] += 1
     totals[1] += 4 * size
     return key | seen[OUT] << 41, num_tokens
+
+
+@compiled
+def pack_at(
+    state: Array,
+    out: Array,
+    query_start_loc: Array,
+    num_computed_tokens: Array,
+    positions: Array,
+    rows: Array,
+    num_positions: int,
+    num_reqs: int,
+    num_reqs_padded: int,
+    tokens_padded: int,
+    mode: int,
+) -> tuple[int, int]:
+    """`pack_step` with all that lives as long as the table by address, in its order from `blocks` on."""
+    return pack_step(
+        out,
+        int32_1d(state, 0),
+        int64_2d(state, 1),
+        int32_2d(state, 2),
+        int32_2d(state, 3),
+        int32_1d(state, 4),
+        int64_2d(state, 5),
+        int64_1d(state, 6),
+        int64_2d(state, 7),
+        int64_1d(state, 8),
+        query_start_loc,
+        num_computed_tokens,
+        positions,
+        rows,
+        num_positions,
+        num_reqs,
+        num_reqs_padded,
+        tokens_padded,
+        mode,
+    )

@@ -1,0 +1,121 @@
+"""One decode step on a GPU, beside the hand-written form and the floors, chunk by chunk in the same run.
+
+The contenders take turns of a few dozen steps, because the clock of a shared machine wanders: compare the
+figures of one test with each other, not with those of another.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+
+from pagedkv.backends import why_unavailable
+
+from .gpu_contenders import ByHand, Clock, Floor, Pagedkv, Traffic
+
+pytestmark = pytest.mark.gpu
+
+CHUNK = 40
+STEPS = [
+    (32, 4096, 1),
+    (256, 4096, 1),
+    (256, 8192, 1),
+    (256, 8192, 4),
+    (1024, 8192, 1),
+    (1024, 32768, 1),
+    (1024, 131072, 1),
+    (256, 131072, 1),
+    (256, 131072, 4),
+    (256, 131072, 8),
+]
+
+
+@pytest.fixture
+def cupy():
+    if reason := why_unavailable("cupy"):
+        pytest.skip(f"backend cupy: {reason}")
+    return pytest.importorskip("cupy")
+
+
+def take_turns(clocks, benchmark, mine):
+    """Let all contenders run in chunks; the benchmark fixture times the steps of one of them."""
+    for clock in clocks.values():
+        clock.run(CHUNK, keep=False)
+    rounds = 1 if benchmark.disabled else 25 * CHUNK
+    state = {"round": 0}
+
+    def setup():
+        if state["round"] % CHUNK == 0:
+            for name, clock in clocks.items():  # whole rows take so long that a few rounds tell
+                clock.run(2 if benchmark.disabled else CHUNK // 8 if name == "by hand" else CHUNK)
+        state["round"] += 1
+        return clocks[mine].prepare(), {}
+
+    gc.disable()
+    try:
+        benchmark.pedantic(clocks[mine].contender.step, setup=setup, rounds=rounds)
+    finally:
+        gc.enable()
+    for name, clock in clocks.items():
+        benchmark.extra_info[name] = clock.figures()
+
+
+@pytest.mark.parametrize(("num_reqs", "context", "num_groups"), STEPS)
+def test_decode_step(benchmark, cupy, num_reqs, context, num_groups):
+    benchmark.group = f"decode/{num_reqs} requests, {context} tokens, {num_groups} groups"
+    traffic = Traffic(num_reqs, context, num_groups)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    contenders = {"cupy": Pagedkv(traffic, stream, "cupy")}
+    if why_unavailable("numba") is None:
+        contenders["numba"] = Pagedkv(traffic, stream, "numba")
+    contenders["cupy, stable rows"] = Pagedkv(traffic, stream, "cupy", stable_rows=True)
+    contenders["by hand"] = ByHand(traffic, stream, cupy)
+    table = contenders["cupy"].table
+    copies, num_bytes = table.num_h2d_copies, table.num_h2d_bytes
+    contenders["cupy"].step(traffic.taking(0), traffic.new_ids())
+    step_bytes = table.num_h2d_bytes - num_bytes
+    contenders["floor: one copy"] = Floor(stream, cupy, step_bytes)
+    contenders["floor: empty graph"] = Floor(stream, cupy, 0)
+    stream.synchronize()
+    clocks = {name: Clock(contender, traffic, stream) for name, contender in contenders.items()}
+
+    take_turns(clocks, benchmark, "cupy")
+
+    extra = benchmark.extra_info
+    extra["h2d_bytes"], extra["h2d_copies"] = step_bytes, table.num_h2d_copies - copies
+    extra["device"] = device_time(cupy, stream, contenders["cupy"], contenders["floor: one copy"])
+    assert all(len(clock.host) > 0 for clock in clocks.values())
+
+
+def device_time(cupy, stream, contender, floor):
+    """Microseconds from graph launch to the end on the device, of the step's own graph and of one copy."""
+    committer = contender.table._committer
+    contender.commit()
+    step_graph = next(reversed(committer.ring.buffers[-1].graphs.values()))
+    taken = {}
+    for name, graph in (("step", step_graph), ("one copy", floor.graph)):
+        times = []
+        for _ in range(200):
+            stream.synchronize()
+            began, ended = cupy.cuda.Event(), cupy.cuda.Event()
+            began.record(stream)
+            cupy.cuda.runtime.graphLaunch(graph.graphExec, stream.ptr)
+            ended.record(stream)
+            stream.synchronize()
+            times.append(1000 * cupy.cuda.get_elapsed_time(began, ended))
+        taken[f"{name}_by_events_us"] = round(float(np.median(times)), 2)
+        taken[f"{name}_by_host_us"] = round(launch_to_idle(cupy, stream, graph), 2)
+    return taken
+
+
+def launch_to_idle(cupy, stream, graph, rounds=300):
+    import time
+
+    times = []
+    for _ in range(rounds):
+        stream.synchronize()
+        began = time.perf_counter()
+        cupy.cuda.runtime.graphLaunch(graph.graphExec, stream.ptr)
+        stream.synchronize()
+        times.append(1e6 * (time.perf_counter() - began))
+    return float(np.median(times))
