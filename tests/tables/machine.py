@@ -330,6 +330,8 @@ class TableMachine(RuleBasedStateMachine):
         for g in range(len(self.specs)):
             expected = table_of(used.committed[g], self.mirror.widths[g])
             np.testing.assert_array_equal(expected, used.table[g].get_numpy_array())
+            counts = to_numpy(used.table._committer.stored.num_blocks)[g]
+            np.testing.assert_array_equal([len(ids) for ids in used.committed[g]], counts)
             actual = to_numpy(used.table[g].get_device_tensor(self.num_rows))
             np.testing.assert_array_equal(expected, actual)
             for view, (ratio, stride) in enumerate(self.specs[g].views()):
