@@ -117,6 +117,13 @@ def test_columns_below_the_window_follow_the_computed_tokens(backend, window):
     for computed in (0, 3, 4, 5, 9, 30, 47, 60, 20, 8, 0, 60):  # back again as well: rejected drafts
         steps.step([3, 0], computed=[computed, 2])
         steps.append(0, 50)
+    for first in (60, 80):  # other ids in the columns below the window
+        steps.set(3, list(range(first, first + 12)))
+        steps.step([3, 0], computed=[40, 2])
+    steps.table.mirror.set_blocks([3], [0], [5])
+    steps.ids[3][0] = 5
+    steps.step([3, 0], computed=[40, 2])
+    steps.step([3, 0], computed=[0, 2])
     steps.set(3, [7])
     steps.step([3, 0], computed=[40, 40])
     steps.set(3, [5, 6, 7])
