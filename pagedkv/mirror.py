@@ -44,6 +44,7 @@ from pagedkv.errors import CapacityError
 __all__ = ["HostMirror", "MirrorState", "mark_dirty"]
 
 _NOTHING = np.empty(0, np.int32)
+_INT32 = _NOTHING.dtype
 _ALIGNMENT = 64  # elements; every group's table starts on 256 bytes, on the host as on the device
 
 
@@ -225,9 +226,14 @@ class HostMirror:
 
     def _write(self, rows: Any, counts: Any, block_ids: Any, replace: bool) -> None:
         # The sealed function takes ready int32 arrays; anything else is converted, with its own errors.
-        try:
-            done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
-        except (TypeError, ValueError, AttributeError, IndexError):
+        # Lists are not even tried: composing the compiler's refusal takes longer than converting them.
+        done = None
+        if type(rows) is type(counts) is type(block_ids) is np.ndarray and block_ids.dtype is _INT32:
+            try:  # noqa: SIM105 - the hot path
+                done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
+            except (TypeError, ValueError, AttributeError, IndexError):
+                pass
+        if done is None:
             rows, block_ids = _ready("rows", rows), _ready("block_ids", block_ids)
             counts = _lengths(counts, self.num_groups, rows.size)
             done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
