@@ -1,4 +1,7 @@
-"""Random row operations, commits and steps: tables, slots and step arrays always equal the model's."""
+"""Random row operations, commits and steps: tables, slots and step arrays always equal the model's.
+
+PAGEDKV_TABLE_EXAMPLES sets the number of runs: fewer under a sanitizer, thousands for a night.
+"""
 
 import os
 
