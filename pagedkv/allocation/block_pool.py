@@ -174,8 +174,12 @@ class BlockPool(PrefixCache):
         """
         pairs = np.array([(s, t) for t, s in self._copies.items()], np.int32).reshape(-1, 2)
         self._copies.clear()
-        references.unpin(*self._holding, pairs.ravel())
+        self.unpin(pairs.ravel())
         return pairs
+
+    def unpin(self, block_ids: IntArray) -> None:
+        """Drop one pin per id, repeats counted, of blocks that are pinned so often; int32 [n]."""
+        references.unpin(*self._holding, block_ids)
 
     def _column(self, column: int) -> IntArray:
         view = self._arrays.records[:, column]

@@ -20,23 +20,30 @@ from pagedkv.allocation.siphash import siphash_chain
 from pagedkv.checks import IntArray, as_int32, check_int, check_shape
 from pagedkv.compiled import compiled
 
-__all__ = ["ALGORITHMS", "BlockHasher", "HashChain", "hash_chain"]
+__all__ = ["ALGORITHMS", "WORK_SIZE", "BlockHasher", "HashChain", "hash_chain"]
 
 KeyArray: TypeAlias = npt.NDArray[np.uint64]
 
 ALGORITHMS: Final = ("sha256", "siphash")
+WORK_SIZE: Final = 72
 _NO_EXTRAS: Final = np.empty((0, 2), np.uint64)
 
 
 @compiled
 def hash_chain(
-    secret: KeyArray, parent: KeyArray, tokens: IntArray, block_size: int, extras: KeyArray, out: KeyArray
+    secret: KeyArray,
+    parent: KeyArray,
+    tokens: IntArray,
+    block_size: int,
+    extras: KeyArray,
+    out: KeyArray,
+    work: npt.NDArray[np.uint32],
 ) -> None:
-    """Hash blocks under `secret`; an empty secret means SHA-256."""
+    """Hash blocks under `secret`; an empty secret means SHA-256, which works in `work`, uint32 [72]."""
     if secret.size:
         siphash_chain(parent, tokens, block_size, extras, out, secret)
     else:
-        sha256_chain(parent, tokens, block_size, extras, out)
+        sha256_chain(parent, tokens, block_size, extras, out, work)
 
 
 class BlockHasher:
@@ -109,7 +116,8 @@ class BlockHasher:
             extras = extra_keys.digests(first_block, len(out), self.block_size)
         before = self.start if parent is None else np.ascontiguousarray(parent, np.uint64)
         check_shape("parent", before, (2,), "[2]")
-        hash_chain(self.secret, before, tokens, self.block_size, extras, out)
+        work = np.empty(WORK_SIZE, np.uint32)
+        hash_chain(self.secret, before, tokens, self.block_size, extras, out, work)
         return out
 
 

@@ -6,19 +6,9 @@ import numpy as np
 
 from pagedkv.allocation import publishing, references
 from pagedkv.allocation.block_ids import as_block_ids
-from pagedkv.allocation.block_records import (
-    NUM_CACHED,
-    NUM_EVICTED,
-    NUM_FREE,
-    NUM_KEYS,
-    PINS,
-    REFS,
-    UNCACHED,
-    Keys,
-    new_arrays,
-)
+from pagedkv.allocation.block_records import NUM_CACHED, NUM_EVICTED, NUM_KEYS, PINS, REFS, UNCACHED, Keys
 from pagedkv.allocation.events import AllBlocksCleared, Event, fetch_log, plain_events, room_for
-from pagedkv.allocation.stats import PoolStats
+from pagedkv.allocation.pool_state import PoolState
 from pagedkv.checks import IntArray, check_int, check_shape
 from pagedkv.constants import NULL_BLOCK_ID
 from pagedkv.errors import InvalidBlockError
@@ -26,53 +16,8 @@ from pagedkv.errors import InvalidBlockError
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache:
+class PrefixCache(PoolState):
     """The blocks of a pool and their keys; who holds the blocks is the business of `BlockPool`."""
-
-    def __init__(self, num_blocks: int, *, enable_prefix_caching: bool, enable_events: bool) -> None:
-        self.num_blocks = check_int("num_blocks", num_blocks, low=1)
-        if enable_events and not enable_prefix_caching:
-            raise ValueError("enable_events must go with enable_prefix_caching: events tell what is cached")
-        self._arrays = new_arrays(self.num_blocks, prefix_caching=enable_prefix_caching, events=enable_events)
-        self._events: list[Event] = []
-
-    @property
-    def enable_prefix_caching(self) -> bool:
-        """Whether blocks can have keys."""
-        return len(self._arrays.entries) > 0
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that nobody holds, cached ones included; the null block is not counted."""
-        return self._arrays.counters.item(NUM_FREE)
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that have a key, held or free."""
-        return self._arrays.counters.item(NUM_CACHED)
-
-    @property
-    def usage(self) -> float:
-        """Share of the blocks that are held, 0 to 1; the null block is not counted."""
-        usable = self.num_blocks - 1
-        return 1.0 - self.num_free_blocks / usable if usable else 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Host memory of the pool's arrays, in bytes: 16 a block, at most 56 with prefix caching."""
-        return sum(array.nbytes for array in self._arrays)
-
-    def stats(self) -> PoolStats:
-        """Return the pool in numbers."""
-        counters = self._arrays.counters
-        return PoolStats(
-            num_blocks=self.num_blocks,
-            num_free_blocks=self.num_free_blocks,
-            num_cached_blocks=self.num_cached_blocks,
-            num_cached_keys=int(counters[NUM_KEYS]),
-            num_evictions=int(counters[NUM_EVICTED]),
-            usage=self.usage,
-        )
 
     def longest_prefix(self, keys: Any, group: int = 0) -> IntArray:
         """Return the blocks of the leading keys that are all cached, oldest block first where several are.

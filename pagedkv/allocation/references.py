@@ -14,7 +14,7 @@ from pagedkv.allocation.prefix_index import evict, is_cached
 from pagedkv.checks import IntArray
 from pagedkv.compiled import compiled
 
-__all__ = ["OK", "pin_copy", "release", "share", "take", "unpin"]
+__all__ = ["OK", "pin_copy", "release", "release_into", "share", "take", "unpin"]
 
 OK: Final = -1
 
@@ -44,14 +44,16 @@ def take(
 
 
 @compiled
-def release(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray, last: bool) -> int:
+def release_into(
+    records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray, last: bool, free: IntArray
+) -> int:
     """Drop one reference per id, repeats counted.
 
     Of the blocks nobody holds any more, uncached ones come before the head as one run and cached ones
     behind the tail as another, both in the given order; with `last` all of them come behind the tail.
+    `free` is scratch space for as many ids.
     """
-    free = np.empty(blocks.size, np.int32)  # uncached ones from the front, cached ones from the back
-    front, back = 0, blocks.size
+    front, back = 0, blocks.size  # in `free`: uncached ones from the front, cached ones from the back
     for i in range(blocks.size):
         block = blocks[i]
         if block == 0:
@@ -71,8 +73,14 @@ def release(records: IntArray, counters: Counters, twins: IntArray, blocks: IntA
                 free[front] = block
                 front += 1
     push_front(records, counters, free, front)
-    push_back(records, counters, free, back)
+    push_back(records, counters, free[: blocks.size], back)
     return OK
+
+
+@compiled
+def release(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray, last: bool) -> int:
+    """Drop references as `release_into`, with scratch space of its own."""
+    return release_into(records, counters, twins, blocks, last, np.empty(blocks.size, np.int32))
 
 
 @compiled

@@ -77,15 +77,16 @@ def _compress(state: UInt32Array, w: UInt32Array) -> None:
 
 @compiled
 def _message_word(
-    i: int, k0: np.uint64, k1: np.uint64, tokens: IntArray, start: int, num: int, extra: KeyArray
+    i: int, k0: np.uint64, k1: np.uint64, tokens: IntArray, start: int, num: int, e0: np.uint64, e1: np.uint64
 ) -> np.uint32:
     """Little-endian word i of parent | tokens[start : start + num] | extra, before padding."""
-    if i < 4:
-        return np.uint32((k0 if i < 2 else k1) >> np.uint64(32 * (i % 2)))
-    if i < 4 + num:
+    if 4 <= i < 4 + num:
         return np.uint32(tokens[start + i - 4])
-    i -= 4 + num
-    return np.uint32(extra[i // 2] >> np.uint64(32 * (i % 2)))
+    low, high = k0, k1
+    if i >= 4:
+        i -= 4 + num
+        low, high = e0, e1
+    return np.uint32((low if i < 2 else high) >> np.uint64(32 * (i % 2)))
 
 
 @compiled
@@ -95,26 +96,31 @@ def sha256_chain(
     block_size: int,
     extras: KeyArray,
     out: KeyArray,
+    work: UInt32Array,
 ) -> None:
-    """Fill `out` with the keys of the blocks of `tokens`; `extras` has a row per block, or none at all."""
-    w, state = np.empty(64, np.uint32), np.empty(8, np.uint32)
-    nothing = np.empty(0, np.uint64)
+    """Fill `out` with the keys of the blocks of `tokens`; `extras` has a row per block, or none at all.
+
+    `work` is scratch space, uint32 [72].
+    """
+    state, w = work[:8], work[8:72]
     k0, k1 = parent[0], parent[1]
+    e0 = e1 = np.uint64(0)
     for j in range(out.shape[0]):
-        extra = nothing
-        if extras.shape[0] > 0 and (extras[j, 0] != 0 or extras[j, 1] != 0):
-            extra = extras[j]
-        words = 4 + block_size + 2 * extra.size
-        state[:] = _INITIAL
-        for chunk in range((words + 3 + 15) // 16):  # the message, a word of padding, two of length
-            last = chunk == (words + 3 + 15) // 16 - 1
+        if extras.shape[0] > 0:
+            e0, e1 = extras[j, 0], extras[j, 1]
+        words = 4 + block_size + (4 if e0 != 0 or e1 != 0 else 0)
+        for i in range(8):
+            state[i] = _INITIAL[i]
+        num_chunks = (words + 3 + 15) // 16  # the message, a word of padding, two of length
+        for chunk in range(num_chunks):
             for i in range(16):
                 at = chunk * 16 + i
                 if at < words:
-                    w[i] = _swap_bytes(_message_word(at, k0, k1, tokens, j * block_size, block_size, extra))
+                    word = _message_word(at, k0, k1, tokens, j * block_size, block_size, e0, e1)
+                    w[i] = _swap_bytes(word)
                 else:
                     w[i] = np.uint32(0x80000000) if at == words else np.uint32(0)
-            if last:
+            if chunk == num_chunks - 1:
                 w[14], w[15] = np.uint32(words >> 27), np.uint32(words << 5)
             _compress(state, w)
         k0 = np.uint64(_swap_bytes(state[0])) | np.uint64(_swap_bytes(state[1])) << np.uint64(32)

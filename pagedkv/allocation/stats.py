@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PoolStats"]
+from pagedkv.allocation import sequence_state as s
+from pagedkv.allocation.sequence_state import ManagerArrays
+
+__all__ = ["KVCacheStats", "PoolStats", "manager_stats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,55 @@ class PoolStats:
     num_cached_keys: int
     num_evictions: int
     usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheStats:
+    """A manager in numbers. Tokens are counted when a sequence is admitted, not when it is looked up.
+
+    Attributes
+    ----------
+    pool : PoolStats
+        The pool.
+    num_sequences, num_running : int
+        Sequences in all, and those that hold a row.
+    num_preemptions : int
+        Sequences preempted.
+    num_queried_tokens, num_hit_tokens : int
+        Tokens of the sequences admitted for the first time, and how many of them were cached.
+    num_requeried_tokens, num_rehit_tokens : int
+        The same of sequences that resumed after a preemption.
+    hit_rate : float
+        Hit over queried tokens of first admissions, since the last reset.
+    recent_hit_rate : float
+        The same over the last 1,000 of them.
+    """
+
+    pool: PoolStats
+    num_sequences: int
+    num_running: int
+    num_preemptions: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+    num_requeried_tokens: int
+    num_rehit_tokens: int
+    hit_rate: float
+    recent_hit_rate: float
+
+
+def manager_stats(pool: PoolStats, arrays: ManagerArrays) -> KVCacheStats:
+    """Read a manager's counters."""
+    totals = arrays.totals.tolist()
+    recent = arrays.recent[: totals[s.ADMITTED]].sum(axis=0)
+    return KVCacheStats(
+        pool=pool,
+        num_sequences=totals[s.NUM_SEQUENCES],
+        num_running=totals[s.NUM_RUNNING],
+        num_preemptions=totals[s.PREEMPTED],
+        num_queried_tokens=totals[s.QUERIED],
+        num_hit_tokens=totals[s.HIT],
+        num_requeried_tokens=totals[s.QUERIED_AGAIN],
+        num_rehit_tokens=totals[s.HIT_AGAIN],
+        hit_rate=totals[s.HIT] / totals[s.QUERIED] if totals[s.QUERIED] else 0.0,
+        recent_hit_rate=float(recent[1] / recent[0]) if recent[0] else 0.0,
+    )

@@ -1,0 +1,54 @@
+"""The errors behind the fault codes of compiled calls."""
+
+from typing import Any
+
+from pagedkv.allocation import sequence_state as s
+from pagedkv.errors import CapacityError, OutOfBlocksError, StaleSequenceError
+
+__all__ = ["raise_fault"]
+
+
+def raise_fault(manager: Any, fault: int, at: int, handles: Any, value: Any = None) -> None:
+    """Raise the error of a fault at place `at` of a batch; nothing has changed then."""
+    if fault == s.GOOD:
+        return
+    name = f"seqs[{at}]"
+    handle = int(handles[at]) if at >= 0 else -1
+    match fault:
+        case s.BAD_HANDLE:
+            raise StaleSequenceError(
+                f"{name} must be a live sequence, got {handle} (freed, or not of this manager)"
+            )
+        case s.REPEATED:
+            raise ValueError(f"{name} must occur once in a batch, got {handle} again")
+        case s.NOT_RUNNING:
+            raise ValueError(
+                f"{name} must hold a row: {handle} waits or was preempted (allocate_slots first)"
+            )
+        case s.OUT_OF_BLOCKS:
+            raise OutOfBlocksError(int(value), manager.num_free_blocks, at)
+        case s.OUT_OF_ROWS:
+            raise CapacityError(
+                f"{name} needs a row: all {manager.mirror.max_num_reqs} are taken "
+                "(free or preempt a sequence, or raise max_num_seqs)"
+            )
+        case s.TOO_LONG:
+            raise CapacityError(
+                f"{name} would exceed max_model_len {manager.max_model_len} (end the sequence)"
+            )
+        case s.NO_WAY_BACK:
+            raise ValueError(
+                f"{name} cannot go back: {handle} runs, and its window or state is past that "
+                "(preempt it, then match and compute again)"
+            )
+        case _:
+            raise ValueError(_bad_count(manager, name, at, handle, value))
+
+
+def _bad_count(manager: Any, name: str, at: int, handle: int, value: Any) -> str:
+    if at < 0:
+        return f"token_ids must hold sum(lens) tokens, got {value}"
+    line = manager.line(handle)
+    held = f"{line[s.NUM_TOKENS]} tokens, {line[s.NUM_COMPUTED]} computed, blocks for {line[s.CAPACITY]}"
+    wanted = "" if value is None else f", got {value[at] if hasattr(value, '__len__') else value}"
+    return f"count for {name} is out of range: the sequence has {held}{wanted}"

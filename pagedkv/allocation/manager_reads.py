@@ -1,0 +1,152 @@
+"""What a manager tells, and the copies, steps and rows between it and the rest of an engine."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pagedkv.allocation import queries
+from pagedkv.allocation import sequence_state as s
+from pagedkv.allocation.block_pool import BlockPool
+from pagedkv.allocation.manager_faults import raise_fault
+from pagedkv.allocation.manager_state import ManagerState
+from pagedkv.allocation.stats import KVCacheStats, manager_stats
+from pagedkv.checks import IntArray, as_int32, check_int, check_shape
+from pagedkv.mirror import HostMirror
+
+__all__ = ["ManagerReads"]
+
+Handles = npt.NDArray[np.int64]
+
+
+class ManagerReads:
+    """Base of `KVCacheManager`: everything that neither takes nor gives back blocks."""
+
+    groups: tuple[Any, ...]
+    max_model_len: int
+
+    def __init__(self, state: ManagerState, defer_frees: bool) -> None:
+        self._state = state
+        self._defers = defer_frees
+        self._step = 0
+        self._open_steps: list[int] = []
+        self._deferred: list[tuple[int, IntArray]] = []
+        self._events: list[Any] = []
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool; take nothing from it by hand while the manager runs."""
+        return self._state.pool
+
+    @property
+    def mirror(self) -> HostMirror:
+        """The mirror that the manager writes; tables commit it."""
+        return self._state.mirror
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds, cached ones included."""
+        return self._state.pool.num_free_blocks
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are held."""
+        return self._state.pool.usage
+
+    def block_table(self, group: int = 0) -> IntArray:
+        """Read-only view of a group's table, int32 [max_num_seqs, width], by row."""
+        return self.mirror.block_table(group)
+
+    def num_blocks_held(self, group: int = 0) -> IntArray:
+        """Read-only view of a group's row counts, int32 [max_num_seqs]."""
+        return self.mirror.num_blocks(group)
+
+    def rows(self, seqs: Any) -> IntArray:
+        """Table row of each sequence, int32 [B], as a step's `rows`; -1 where it has none."""
+        return self._read(seqs, s.ROW)
+
+    def num_tokens(self, seqs: Any) -> IntArray:
+        """Tokens of each sequence, int32 [B]."""
+        return self._read(seqs, s.NUM_TOKENS)
+
+    def num_computed_tokens(self, seqs: Any) -> IntArray:
+        """Settled tokens of each sequence, int32 [B]."""
+        return self._read(seqs, s.NUM_COMPUTED)
+
+    def translate(self, seqs: Any, positions: Any, group: int = 0) -> npt.NDArray[np.int64]:
+        """Return the slot of one position of each sequence, PAD_SLOT_ID where it has no block.
+
+        Parameters
+        ----------
+        seqs : array_like of int64, shape [n]
+            Repeats are fine.
+        positions : array_like of int, shape [n]
+        group : int
+
+        Returns
+        -------
+        ndarray of int64, shape [n]
+        """
+        handles, where = self._handles(seqs), np.ascontiguousarray(positions, np.int64)
+        check_shape("positions", where, handles.shape, "[len(seqs)]")
+        check_int("group", group, 0, len(self.groups) - 1)
+        out = np.empty(handles.size, np.int64)
+        fault, at = queries.translate(self._state.compiled_state(), handles, where, group, out)
+        raise_fault(self, fault, at, handles)
+        return out
+
+    def num_common_prefix_blocks(self, seqs: Any, group: int = 0) -> int:
+        """Leading blocks that all these running sequences hold, whoever else holds them."""
+        handles = self._handles(seqs)
+        check_int("group", group, 0, len(self.groups) - 1)
+        fault, at, num = queries.common_prefix(self._state.compiled_state(), handles, group)
+        raise_fault(self, fault, at, handles)
+        return int(num)
+
+    def num_blocks_needed(self, seqs: Any, num_new_tokens: Any, *, num_lookahead_tokens: int = 0) -> IntArray:
+        """Blocks that each sequence would take for its next tokens, int32 [B].
+
+        Hits count as far as `match_prefix` found them; copies of shared blocks are left out.
+        """
+        handles = self._handles(seqs)
+        counts = self._numbers("num_new_tokens", num_new_tokens, handles)
+        state = self._state.compiled_state()
+        needed: IntArray
+        fault, at, needed = queries.needed_blocks(state, handles, counts, num_lookahead_tokens)
+        raise_fault(self, fault, at, handles)
+        return needed
+
+    def stats(self) -> KVCacheStats:
+        """Return the manager in numbers."""
+        return manager_stats(self.pool.stats(), self._state.arrays)
+
+    def line(self, handle: int) -> IntArray:
+        """Return the numbers of a live sequence, as `sequence_state` has them: for messages and tests."""
+        line: IntArray = self._state.arrays.sequences[handle & 0xFFFFFFFF]
+        return line
+
+    def _handles(self, seqs: Any) -> Handles:
+        if type(seqs) is np.ndarray and seqs.dtype == np.int64 and seqs.ndim == 1:
+            return np.ascontiguousarray(seqs)
+        handles = np.asarray(seqs)
+        if handles.size == 0:
+            return np.empty(0, np.int64)
+        if handles.dtype.kind not in "iu" or handles.ndim != 1:
+            raise TypeError(f"seqs must be a list of handles, got {handles.dtype} {list(handles.shape)}")
+        return np.ascontiguousarray(handles, np.int64)
+
+    def _numbers(self, name: str, values: Any, handles: Handles) -> IntArray:
+        """One int32 for each handle; compiled calls check the values."""
+        numbers: IntArray = values
+        if type(values) is not np.ndarray or values.dtype != np.int32 or not values.flags.c_contiguous:
+            numbers = as_int32(name, values)
+        if numbers.shape != handles.shape:
+            check_shape(name, numbers, handles.shape, "[len(seqs)]")
+        return numbers
+
+    def _read(self, seqs: Any, column: int) -> IntArray:
+        handles = self._handles(seqs)
+        numbers: IntArray
+        fault, at, numbers = queries.read(self._state.compiled_state(), handles, column)
+        raise_fault(self, fault, at, handles)
+        return numbers

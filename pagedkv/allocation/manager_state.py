@@ -1,0 +1,190 @@
+"""What a manager is made of: pool, mirror, token store and the arrays that compiled calls take."""
+
+from collections.abc import Sequence
+from math import gcd, lcm
+from typing import Any
+
+import numpy as np
+
+from pagedkv.allocation import group_rules, growth
+from pagedkv.allocation import sequence_state as s
+from pagedkv.allocation.block_pool import BlockPool
+from pagedkv.allocation.extra_keys import ExtraKeys
+from pagedkv.allocation.group_specs import FullAttentionSpec, GroupSpec
+from pagedkv.allocation.hashing import BlockHasher
+from pagedkv.allocation.token_store import TokenStore
+from pagedkv.checks import IntArray, check_int
+from pagedkv.mirror import HostMirror
+from pagedkv.specs import ContextParallel, KVCacheGroupSpec, table_width
+
+__all__ = ["ManagerState"]
+
+_RECENT = 1000
+"""Sequences over which the recent hit rate is taken."""
+
+
+class ManagerState:
+    """The arrays of a manager, and how they grow."""
+
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        pool: BlockPool,
+        hasher: BlockHasher | None,
+        mirror: HostMirror,
+        limits: Sequence[int],
+        world_size: int,
+    ) -> None:
+        self.pool = pool
+        self.hasher = hasher
+        self.mirror = mirror
+        self.store = TokenStore(0 if hasher is None else hasher.block_size)
+        self.extra_keys: dict[int, ExtraKeys] = {}
+        self._places: list[int] = []
+        num_rows = mirror.max_num_reqs
+        self.arrays = s.ManagerArrays(
+            groups=_group_rows(groups, world_size, self.store.page_size),
+            sequences=np.zeros((0, s.NUM_COLUMNS), np.int32),
+            cursors=np.zeros((0, len(groups), 2), np.int32),
+            tokens=self.store.tokens,
+            keys=self.store.keys,
+            extras=np.zeros((0, 2, 2), np.uint64),
+            rows=np.array([num_rows, *range(num_rows - 1, -1, -1)], np.int32),
+            copies=np.zeros((64, 2), np.int32),
+            limits=np.array(limits, np.int64),
+            recent=np.zeros((_RECENT, 2), np.int64),
+            totals=np.zeros(s.NUM_TOTALS, np.int64),
+        )
+        self.grow_sequences(64)
+
+    def compiled_state(self) -> tuple[Any, ...]:
+        """Return what compiled calls take; made anew where an array was replaced."""
+        pool, mirror, own = self._sources
+        if pool is not self.pool.arrays or mirror is not self.mirror.state or own is not self.arrays:
+            self._sources = (self.pool.arrays, self.mirror.state, self.arrays)
+            self._compiled = tuple(tuple(source) for source in self._sources)
+        return self._compiled
+
+    _sources: tuple[Any, Any, Any] = (None, None, None)
+    _compiled: tuple[Any, ...] = ()
+
+    def replace(self, **arrays: Any) -> None:
+        """Replace arrays of the manager."""
+        self.arrays = self.arrays._replace(**arrays)
+
+    def grow_sequences(self, num: int) -> None:
+        """Make room for `num` more sequences."""
+        old = len(self.arrays.sequences)
+        sequences, cursors, extras = (
+            np.concatenate([array, np.zeros((num, *array.shape[1:]), array.dtype)])
+            for array in (self.arrays.sequences, self.arrays.cursors, self.arrays.extras)
+        )
+        sequences[old:, s.GENERATION] = 1
+        self._places += range(old + num - 1, old - 1, -1)
+        self.replace(sequences=sequences, cursors=cursors, extras=extras)
+
+    def grow_copies(self, num: int) -> None:
+        """Make room for `num` more pending copies."""
+        used = int(self.arrays.totals[s.NUM_COPIES])
+        if used + num > len(self.arrays.copies):
+            copies = np.zeros((2 * (used + num), 2), np.int32)
+            copies[:used] = self.arrays.copies[:used]
+            self.replace(copies=copies)
+
+    def sync_store(self) -> None:
+        """Take the store's arrays over where it has grown."""
+        if self.arrays.tokens is not self.store.tokens:
+            self.replace(tokens=self.store.tokens, keys=self.store.keys)
+
+    def open_place(self) -> int:
+        """Take a place for a new sequence and clear it."""
+        if not self._places:
+            self.grow_sequences(len(self.arrays.sequences))
+        at = self._places.pop()
+        line = self.arrays.sequences[at]
+        generation = line[s.GENERATION]
+        line[:] = 0
+        line[s.GENERATION], line[s.LIVE], line[s.ROW] = generation, 1, -1
+        self.arrays.cursors[at], self.arrays.extras[at] = 0, 0
+        self.arrays.totals[s.NUM_SEQUENCES] += 1
+        return at
+
+    def close_place(self, at: int) -> None:
+        """Give a place back; the sequence there has ended."""
+        self.store.take_back(self.arrays.sequences[at])
+        self.extra_keys.pop(at, None)
+        self._places.append(at)
+
+    def handle(self, at: int) -> int:
+        """Return the handle of the sequence at a place."""
+        return int(self.arrays.sequences[at, s.GENERATION]) << 32 | at
+
+    def write_tokens(self, at: int, tokens: IntArray, extra_keys: ExtraKeys | None) -> None:
+        """Write and hash the first tokens of a new sequence."""
+        line = self.arrays.sequences[at]
+        line[s.NUM_TOKENS] = tokens.size
+        if self.hasher is None:
+            return
+        self.store.give(line, tokens.size)
+        self.sync_store()
+        start, size = int(line[s.EXTENT]) * self.store.page_size, self.store.page_size
+        self.arrays.tokens[start : start + tokens.size] = tokens
+        extras = np.empty((0, 2), np.uint64)
+        if extra_keys is not None:
+            self.extra_keys[at] = extra_keys
+            extras = extra_keys.digests(0, tokens.size // size, size)
+            self.set_later_extras(at, tokens.size // size)
+        growth.hash_new(self.compiled_state(), at, self.hasher.secret, self.hasher.start, extras)
+        line[s.HASHED_AT_ADD] = line[s.NUM_HASHED]
+
+    def share_tokens(self, at: int, child: int) -> None:
+        """Copy a sequence's tokens, keys and extras to a new one."""
+        sequences = self.arrays.sequences
+        source, target = sequences[at], sequences[child]
+        for column in (s.NUM_TOKENS, s.NUM_HASHED, s.HASHED_AT_ADD, s.NUM_ENCODER):
+            target[column] = source[column]
+        self.arrays.extras[child] = self.arrays.extras[at]
+        if at in self.extra_keys:
+            self.extra_keys[child] = self.extra_keys[at]
+        if self.hasher is not None:
+            self.store.give(target, int(source[s.NUM_TOKENS]))
+            num_pages = min(int(source[s.NUM_PAGES]), int(target[s.NUM_PAGES]))
+            self.store.copy(int(source[s.EXTENT]), int(target[s.EXTENT]), num_pages)
+            self.sync_store()
+
+    def set_later_extras(self, at: int, block: int) -> None:
+        """Note what extras the block at the end of the sequence has, and those after it."""
+        keys, size = self.extra_keys.get(at), self.store.page_size
+        if keys is not None:
+            self.arrays.extras[at, 0] = keys.digests(block, 1, size)[0]
+            self.arrays.extras[at, 1] = ExtraKeys(adapter=keys.adapter).digests(block + 1, 1, size)[0]
+        self.arrays.sequences[at, s.HASHED_AT_ADD] = block
+
+
+def _group_rows(groups: Sequence[GroupSpec], world_size: int, page_size: int) -> Any:
+    rows = np.zeros((len(groups), group_rules.NUM_COLUMNS), np.int64)
+    for row, group in zip(rows, groups, strict=True):
+        sharded = isinstance(group, FullAttentionSpec) and group.cp_sharded
+        kind, span, spare = group.rule()
+        size = group.block_size * (world_size if sharded else 1)
+        cached = page_size and kind != group_rules.ENCODER_ONLY
+        row[:] = kind, size, span, spare, size // page_size if cached else 0
+    return rows
+
+
+def block_sizes(groups: Sequence[GroupSpec], world_size: int) -> tuple[int, int]:
+    """Return the hash block (greatest common divisor) and the hits' alignment (least common multiple)."""
+    rows = _group_rows(groups, world_size, 0)
+    sizes = [int(row[group_rules.BLOCK_SIZE]) for row in rows if row[group_rules.KIND] < group_rules.STATE]
+    sizes += [
+        int(row[group_rules.BLOCK_SIZE]) for row in rows if row[group_rules.KIND] == group_rules.STATE_ALIGNED
+    ]
+    return (gcd(*sizes), lcm(*sizes)) if sizes else (1, 1)
+
+
+def new_mirror(
+    table_groups: Sequence[KVCacheGroupSpec], max_num_seqs: int, max_model_len: int, world: ContextParallel
+) -> HostMirror:
+    """Return a mirror as wide as a table of these groups."""
+    widths = [table_width(group, max_model_len, world) for group in table_groups]
+    return HostMirror(check_int("max_num_seqs", max_num_seqs, low=1), widths)

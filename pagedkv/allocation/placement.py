@@ -1,0 +1,153 @@
+"""The second half of an allocation, compiled: blocks leave the queue and enter tables and mirror."""
+
+import numpy as np
+
+from pagedkv.allocation import sequence_state as s
+from pagedkv.allocation.admission import plan, room_for_hits
+from pagedkv.allocation.block_records import NEXT, UNLINKED, PoolArrays
+from pagedkv.allocation.free_queue import unlink
+from pagedkv.allocation.inlined import inlined
+from pagedkv.allocation.references import take
+from pagedkv.allocation.row_writing import place_hit, place_new, replace, set_capacity, set_next_event
+from pagedkv.compiled import compiled
+from pagedkv.mirror import MirrorState
+
+Array = s.Array
+Int = s.Int
+
+__all__ = ["allocate"]
+
+
+@inlined
+def _admit(m: Array, line: Array) -> None:
+    """Give a sequence a row, and count it once, however often it was refused before."""
+    m.rows[0] -= 1
+    line[s.ROW] = m.rows[1 + m.rows[0]]
+    line[s.NUM_COMPUTED] = line[s.MATCHED]
+    m.totals[s.NUM_RUNNING] += 1
+    if line[s.NUM_PREEMPTIONS] > 0:
+        m.totals[s.QUERIED_AGAIN] += line[s.NUM_TOKENS]
+        m.totals[s.HIT_AGAIN] += line[s.MATCHED]
+        return
+    m.totals[s.QUERIED] += line[s.NUM_TOKENS]
+    m.totals[s.HIT] += line[s.MATCHED]
+    slot = m.totals[s.ADMITTED] % m.recent.shape[0]
+    m.recent[slot, 0], m.recent[slot, 1] = line[s.NUM_TOKENS], line[s.MATCHED]
+    m.totals[s.ADMITTED] += 1
+
+
+@inlined
+def _sort_out(
+    m: Array, places: Array, num_new: Array, lookahead: int, computed: Array, hard: Array
+) -> tuple[int, int, int]:
+    """Note who needs more than it has, or must look before it writes; (fault, index, how many)."""
+    sequences, longest = m.sequences, m.limits[s.MAX_MODEL_LEN]
+    num_hard = 0
+    for i in range(places.size):
+        at = places[i]
+        if num_new[i] < 1:
+            return s.BAD_COUNT, i, 0
+        start = sequences[at, s.NUM_COMPUTED]
+        computed[i] = start
+        num_slots = min(np.int64(start) + num_new[i] + lookahead, longest)
+        if num_slots > sequences[at, s.CAPACITY] or sequences[at, s.SHARES] != 0:
+            hard[num_hard] = i
+            num_hard += 1
+    return s.GOOD, 0, num_hard
+
+
+@inlined
+def _place(
+    pool: Array,
+    mirror: Array,
+    m: Array,
+    at: int,
+    i: int,
+    num_new: int,
+    lookahead: int,
+    new: Array,
+    hits: Array,
+    used: tuple[int, int, int],
+) -> tuple[int, int, int]:
+    """Write one sequence's hits, copies and new blocks; `used` says how far these three are used up."""
+    used_hits, copy, used_new = used
+    line = m.sequences[at]
+    admitted = line[s.ROW] < 0
+    if admitted:
+        _admit(m, line)
+    num_tokens = min(np.int64(line[s.NUM_COMPUTED]) + num_new, m.limits[s.MAX_MODEL_LEN])
+    num_slots = min(num_tokens + lookahead, m.limits[s.MAX_MODEL_LEN])
+    G = m.groups.shape[0]
+    for g in range(G):
+        if admitted:
+            used_hits = place_hit(mirror, m, at, g, hits, used_hits)
+        elif copy < m.totals[s.NUM_COPIES] and m.copies[copy, 1] == i * G + g:
+            replace(pool, mirror, m, line, g, copy, new[used_new])
+            used_new += 1
+            copy += 1
+        used_new = place_new(mirror, m, line, g, num_slots, num_tokens, admitted, new, used_new)
+    line[s.SHARES] = 0
+    line[s.MATCHED] = 0
+    set_capacity(mirror, m, line)
+    set_next_event(m, at)
+    return used_hits, copy, used_new
+
+
+@inlined
+def _place_all(
+    pool: Array,
+    mirror: Array,
+    m: Array,
+    places: Array,
+    num_new: Array,
+    hard: Array,
+    fitting: int,
+    lookahead: int,
+    new: Array,
+    hits: Array,
+    first_copy: int,
+    computed: Array,
+) -> None:
+    used = (0, first_copy, 0)
+    for i in hard:
+        if i >= fitting:
+            break
+        used = _place(pool, mirror, m, places[i], i, num_new[i], lookahead, new, hits, used)
+        computed[i] = m.sequences[places[i], s.NUM_COMPUTED]
+
+
+@inlined
+def _hold_hits(pool: Array, hits: Array, num_hits: int) -> None:
+    """Take hit blocks out of the queue: all of them, before anything is evicted."""
+    for k in range(num_hits):
+        if pool.records[hits[k], NEXT] != UNLINKED:
+            unlink(pool.records, pool.counters, hits[k])
+
+
+@compiled
+def allocate(
+    state: Array, handles: Array, num_new: Array, lookahead: int, exclusive: bool
+) -> tuple[int, int, int, Array, Array]:
+    """Allocate for a batch; (fault, sequences done or index at fault, blocks needed, new ids, computed)."""
+    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    places, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
+    computed, nothing = np.empty(handles.size, np.int32), np.empty(0, np.int32)
+    fault, at = s.places_of(m.sequences, m.totals, handles, places)
+    if fault != s.GOOD:
+        return fault, at, 0, nothing, computed
+    fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, hard)
+    if fault != s.GOOD or num_hard == 0:
+        return fault, handles.size if fault == s.GOOD else at, 0, nothing, computed
+    hard = hard[:num_hard]
+    first_copy = m.totals[s.NUM_COPIES]
+    hits = np.empty(room_for_hits(m, places, hard), np.int32)
+    fault, fitting, needed, num_taken, num_hits = plan(
+        pool, mirror, m, places, num_new, hard, lookahead, exclusive, hits
+    )
+    if fault != s.GOOD and exclusive:
+        return fault, fitting, needed, nothing, computed
+    _hold_hits(pool, hits, num_hits)
+    new = np.empty(num_taken, np.int32)
+    take(pool.records, pool.counters, pool.keys, pool.twins, pool.entries, pool.log, new)
+    _place_all(pool, mirror, m, places, num_new, hard, fitting, lookahead, new, hits, first_copy, computed)
+    return fault, fitting, needed, new, computed
