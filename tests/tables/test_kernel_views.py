@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedkv import BlockTable, KernelView, KVCacheGroupSpec, MultiGroupBlockTable
+from pagedkv import BlockTable, ContextParallel, KernelView, KVCacheGroupSpec, MultiGroupBlockTable
 
 from .models import expand, table_of, to_numpy
 
@@ -54,6 +54,28 @@ def test_map_to_kernel_blocks(backend, ids, ratio, more):
     mapped = table.map_to_kernel_blocks(np.array(ids, np.int32), 1)
     np.testing.assert_array_equal(expected, to_numpy(mapped))
     assert to_numpy(mapped).dtype == np.int32
+
+
+@pytest.mark.parametrize(("world", "interleave"), [(1, 1), (2, 1), (2, 12), (3, 4)])
+@pytest.mark.parametrize("kernel", [12, 6, 4, 1])
+def test_slots_lie_in_the_kernel_block_that_the_view_names(backend, kernel, world, interleave):
+    """A rank's tokens fill its blocks in order, so the k-th local token is in kernel column k // kernel."""
+    seen = 0
+    for rank in range(world):
+        table = BlockTable(
+            12, 1, 4, 160, kernel_views=(kernel,), context_parallel=ContextParallel(world, rank, interleave),
+            backend=backend,
+        )  # fmt: skip
+        table.add_row([5, 2, 9, 7], 0)
+        table.commit_block_table()
+        table.compute_slot_mapping(1, [0, 48 * world], np.arange(48 * world))
+        slots = to_numpy(table.slot_mapping)
+        local = slots[slots >= 0]
+        columns = to_numpy(table.get_kernel_tensor(1))[0].astype(np.int64)
+        k = np.arange(len(local))
+        np.testing.assert_array_equal(columns[k // kernel] * kernel + k % kernel, local)
+        seen += len(local)
+    assert seen == 48 * world
 
 
 @pytest.mark.parametrize("stable_rows", [False, True])

@@ -142,3 +142,15 @@ def test_numbers_of_a_window_of_64_tokens(backend):
         np.testing.assert_array_equal(range(1, 9), to_numpy(table[0].get_device_tensor(1))[0, :8])
         slot = (computed // 16 + 1) * 16 + computed % 16
         assert to_numpy(step.slot_mapping()).tolist() == [slot]
+
+
+def test_a_step_says_what_it_is(backend):
+    steps = Steps(backend)
+    step = steps.table.commit(2, [0, 3, 4], [0, 0], rows=[1, 2], num_reqs_padded=3, num_tokens_padded=8)
+    assert (step.num_reqs, step.num_reqs_padded) == (2, 3)
+    assert (step.num_tokens, step.num_tokens_padded) == (4, 8)
+    step.ready.synchronize()
+    assert step.ready.done
+    step = steps.table.commit(1, [0, 2], [0], rows=[1])
+    assert (step.num_reqs, step.num_reqs_padded, step.num_tokens, step.num_tokens_padded) == (1, 1, 2, 2)
+    assert to_numpy(step.query_start_loc).tolist() == [0, 2]
