@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagedkv.checks import IntArray, check_int
+from pagedkv.checks import IntArray, as_int32, check_int
 from pagedkv.kernels import _grid as grids
 from pagedkv.kernels import definition
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec
 from pagedkv.tables.committer import Committer
+from pagedkv.tables.inputs import device_or_host
 from pagedkv.tables.separate import compute_slot_mapping
 
 if TYPE_CHECKING:
@@ -97,12 +98,12 @@ class BlockTable:
             backend=backend,
             device=device,
         )
-        self._committer = self._owner._committer
+        self._committer = self._owner._committer  # noqa: SLF001
 
     @classmethod
     def _of(cls, owner: "MultiGroupBlockTable", committer: Committer, group: int) -> "BlockTable":
         table = cls.__new__(cls)
-        table._owner, table._committer, table._group = owner, committer, group
+        table._owner, table._committer, table._group = owner, committer, group  # noqa: SLF001
         return table
 
     # --- rows ---------------------------------------------------------------------------------
@@ -253,12 +254,18 @@ class BlockTable:
         Returns
         -------
         int32 array, shape [n * ratio], where the ids were
+
+        Raises
+        ------
+        ValueError, TypeError
+            An id on the host is out of range; a device array is not int32, contiguous and flat.
         """
         check_int("view", view, 0, len(self._spec.kernel_views) - 1)
         ratio, stride = self._spec.views()[view]
         backend = self._committer.backend
-        if not backend.is_device_array(block_ids):
-            ids = np.ascontiguousarray(block_ids, np.int32)
+        host, device = device_or_host(backend, "block_ids", block_ids, None, np.int32)
+        if device is None:
+            ids = as_int32("block_ids", host, 0, int(self._owner.mirror.layout[self._group, 2]))
             out = np.empty(ids.size * ratio, np.int32)
             definition("expand_blocks")(ids, out, ids.size, ratio, stride)
             return out

@@ -56,6 +56,24 @@ def test_map_to_kernel_blocks(backend, ids, ratio, more):
     assert to_numpy(mapped).dtype == np.int32
 
 
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([-1], ValueError, r"block_ids must lie in \[0, 429496728\], got -1"),
+        ([429496729], ValueError, "got 429496729"),
+        ([2**31], ValueError, "block_ids must lie in"),
+        ([1.0], TypeError, "block_ids must hold integers"),
+        ([[1, 2]], ValueError, "block_ids must have one dimension"),
+    ],
+)
+def test_ids_that_have_no_kernel_blocks(backend, ids, error, message):
+    table = BlockTable(4, 1, 1, 1, kernel_views=((1, 5),), backend=backend)
+    with pytest.raises(error, match=message):
+        table.map_to_kernel_blocks(ids)
+    largest = table.map_to_kernel_blocks([429496728, 0]).tolist()
+    assert largest == [2147483640, 2147483641, 2147483642, 2147483643, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(("world", "interleave"), [(1, 1), (2, 1), (2, 12), (3, 4)])
 @pytest.mark.parametrize("kernel", [12, 6, 4, 1])
 def test_slots_lie_in_the_kernel_block_that_the_view_names(backend, kernel, world, interleave):
