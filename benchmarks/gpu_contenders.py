@@ -14,9 +14,10 @@ import pagedkv
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 16
 
-_SLOTS = r"""
-extern "C" __global__ void slots(const int* table, const int* start, const long long* position, long long* slot,
-                                 int num_reqs, int width, int block_size, int max_tokens) {
+SLOTS = r"""
+extern "C" __global__ void slots(
+    const int* table, const int* start, const long long* position, long long* slot, int num_reqs, int width,
+    int block_size, int max_tokens) {
   const int i = blockIdx.x;
   if (i == num_reqs) {
     for (int t = start[num_reqs] + threadIdx.x; t < max_tokens; t += blockDim.x) slot[t] = -1;
@@ -78,18 +79,17 @@ class Pagedkv:
         ids = traffic.first_ids().ravel()
         full = np.full((traffic.num_groups, traffic.num_reqs), traffic.blocks, np.int32)
         self.table.add_rows(traffic.rows, full, ids)
+        self.inputs = (traffic.num_reqs, traffic.query_start_loc, traffic.num_computed)
         self.commit()
         self.table.warmup()
 
     def commit(self):
-        traffic = self.traffic
-        return self.table.commit(
-            traffic.num_reqs, traffic.query_start_loc, traffic.num_computed, stream=self.stream, **self.rows
-        )
+        return self.table.commit(*self.inputs, stream=self.stream, **self.rows)
 
     def step(self, rows, ids):
-        self.table.append_rows(rows, self.traffic.counts, ids)
-        return self.commit()
+        table = self.table
+        table.append_rows(rows, self.traffic.counts, ids)
+        return table.commit(*self.inputs, stream=self.stream, **self.rows)
 
     def reset(self):
         keep = np.full(self.traffic.num_reqs, self.traffic.blocks, np.int32)
@@ -115,7 +115,9 @@ class ByHand:
             self.slots = cupy.zeros((num_groups, max(num_reqs, 8192)), np.int64)
         self.start = self.inputs[2 * num_reqs : 3 * num_reqs + 1]
         self.position = self.inputs[: 2 * num_reqs].view(np.int64)
-        self.kernel = cupy.RawKernel(_SLOTS, "slots")
+        self.kernel = cupy.RawKernel(SLOTS, "slots")
+        sizes = (num_reqs, width, BLOCK_SIZE, self.slots.shape[1])
+        self.sizes = tuple(np.int32(size) for size in sizes)
         self.fence = cupy.cuda.Event(disable_timing=True)
         self.step(traffic.taking(0), traffic.new_ids())
         self.reset()
@@ -145,8 +147,7 @@ class ByHand:
             self.kernel(
                 (num_reqs + 1,),
                 (128,),
-                (target, self.start, self.position, self.slots[group])
-                + tuple(np.int32(x) for x in (num_reqs, traffic.width, BLOCK_SIZE, self.slots.shape[1])),
+                (target, self.start, self.position, self.slots[group], *self.sizes),
                 stream=self.stream,
             )
         self.fence.record(self.stream)

@@ -25,7 +25,7 @@ __device__ __forceinline__ int find_request(const int* query_start_loc, int num_
     return low;
 }
 
-// Neighbouring values of one thread, stored at once: two slots or positions are the 16 bytes that pay.
+// Neighbouring values of one thread, moved at once: two slots or positions are the 16 bytes that pay.
 template <class T, int TILE>
 struct alignas(sizeof(T) * TILE) tile_t {
     T at[TILE];
@@ -101,20 +101,23 @@ __device__ __forceinline__ void map_tokens(
     int total, const inputs_t& in, const group_t& group, slot_t* slots, long long* step_positions)
 {
     request_t request = {0, 0, 0, 0, in.tables};
-    const long long step = (long long)gridDim.x * blockDim.x * TILE;
-    for (long long t = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * TILE; t < total; t += step) {
-        tile_t<long long, TILE> p;
+    const unsigned step = gridDim.x * blockDim.x * TILE;
+    for (unsigned t = (blockIdx.x * blockDim.x + threadIdx.x) * TILE; t < (unsigned)total; t += step) {
+        tile_t<long long, TILE> p = {};
         tile_t<slot_t, TILE> out;
+        const bool is_whole = t + TILE <= (unsigned)in.num_tokens;
+        if (in.positions && is_whole) p = *(const tile_t<long long, TILE>*)(in.positions + t);
 #pragma unroll
         for (int k = 0; k < TILE; ++k) {
             const int token = (int)t + k;
-            const bool is_scheduled = token < in.num_tokens;
-            p.at[k] = in.positions && is_scheduled ? in.positions[token] : 0;
-            if (is_scheduled && token >= request.next) request = request_of(token, in, group);
-            if (!in.positions && is_scheduled) p.at[k] = request.first_position + (token - request.start);
-            out.at[k] = (slot_t)(is_scheduled ? slot_of<IS_PLAIN>(p.at[k], request, group) : PAD_SLOT_ID);
+            out.at[k] = PAD_SLOT_ID;
+            if (!is_whole && token >= in.num_tokens) continue;
+            if (token >= request.next) request = request_of(token, in, group);
+            if (!in.positions) p.at[k] = request.first_position + (token - request.start);
+            else if (!is_whole) p.at[k] = in.positions[token];
+            out.at[k] = (slot_t)slot_of<IS_PLAIN>(p.at[k], request, group);
         }
-        if (t + TILE <= total) {
+        if (t + TILE <= (unsigned)total) {
             *(tile_t<slot_t, TILE>*)(slots + t) = out;
             if (step_positions) *(tile_t<long long, TILE>*)(step_positions + t) = p;
         } else {
@@ -124,7 +127,7 @@ __device__ __forceinline__ void map_tokens(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) slot_mapping(
+extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
     const int* __restrict__ staging,              // [num_words]
     const long long* __restrict__ geometry,       // [num_groups, 13]
     const int* __restrict__ query_start_loc,      // [num_reqs + 1]
@@ -163,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(256) slot_mapping(
     slot_t* out = slots + blockIdx.y * group.geometry[SLOT_STRIDE];
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, num_threads = gridDim.x * blockDim.x;
     long long* out_positions = writes_step ? step_positions : 0;
-    const bool is_aligned = (((unsigned long long)out | (unsigned long long)out_positions) & 15) == 0;
+    const unsigned long long addresses = (unsigned long long)out | (unsigned long long)out_positions;
+    const bool is_aligned = ((addresses | (unsigned long long)in.positions) & 15) == 0;
     const bool is_plain = group.world == 1 && group.by_virtual_size.shift >= 0;
     if ((unsigned)total <= num_threads || !is_aligned) map_tokens<1, false>(total, in, group, out, out_positions);
     else if (is_plain) map_tokens<2, true>(total, in, group, out, out_positions);

@@ -14,6 +14,8 @@ from pagedkv.backends.buffers import HostBuffer
 __all__ = ["CudaBackend", "why_no_device"]
 
 _HOST_TO_DEVICE = runtime.memcpyHostToDevice
+_STREAMS = (cupy.cuda.Stream, cupy.cuda.ExternalStream)
+_current_stream = cupy.cuda.get_current_stream
 
 
 def why_no_device() -> str | None:
@@ -134,8 +136,8 @@ class CudaBackend:
     def stream(self, stream: Any) -> Any:
         """Return a CuPy stream: the caller's, or CuPy's current stream of the device where None."""
         if stream is None:
-            return cupy.cuda.get_current_stream(self.device)
-        if isinstance(stream, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+            return _current_stream(self.device)
+        if isinstance(stream, _STREAMS):
             return stream
         if hasattr(stream, "__cuda_stream__"):
             return cupy.cuda.Stream.from_external(stream)

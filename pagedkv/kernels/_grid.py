@@ -12,8 +12,8 @@ __all__ = ["BLOCK_THREADS", "GRIDS", "Grid", "apply_writes", "expand_blocks", "g
 Grid = tuple[int, int]
 
 BLOCK_THREADS: Final = 256
-MAX_BLOCKS: Final = 132 * 4
-"""Four blocks on each of an H200's 132 multiprocessors: what the registers of slot_mapping allow."""
+MAX_BLOCKS: Final = 132 * 5
+"""Five blocks on each of an H200's 132 multiprocessors: what the launch bounds of slot_mapping ask for."""
 
 _WARPS: Final = BLOCK_THREADS // 32
 _GATHER_TILE: Final = 4  # positions that a block of gather_rows takes at a time

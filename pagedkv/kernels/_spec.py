@@ -67,7 +67,7 @@ def spec_of_cu(text: str, op: str) -> dict[str, tuple[str, bool, bool]]:
     LookupError
         The text has no such kernel, or a parameter that the notation cannot express.
     """
-    pattern = rf'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?{op}\s*\(([^)]*)\)'
+    pattern = rf'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([\d, ]+\)\s+)?{op}\s*\(([^)]*)\)'
     found = re.search(pattern, re.sub(r"//[^\n]*", "", text))
     if found is None:
         raise LookupError(f'{op}.cu must define extern "C" __global__ void {op}(...)')
