@@ -25,6 +25,7 @@ class Sequence:
         self.num_encoder_tokens = num_encoder_tokens
         self.computed = 0
         self.running = False
+        self.matched = 0  # what the last lookup found
 
 
 class Engine:
@@ -53,13 +54,14 @@ class Engine:
 
     # what must come out, by the definitions
 
-    def longest_hit(self, sequence):
+    def longest_hit(self, sequence, limit=None):
         """The longest candidate for which every group has cached what it would still read."""
         hasher = self.manager._state.hasher
         if hasher is None:
             return 0
         keys = hasher.hash_blocks(sequence.tokens, extra_keys=sequence.extra_keys)
-        for hit in range((len(sequence.tokens) - 1) // self.alignment * self.alignment, 0, -self.alignment):
+        limit = len(sequence.tokens) - 1 if limit is None else limit
+        for hit in range(limit // self.alignment * self.alignment, 0, -self.alignment):
             if all(self.cached_blocks(g, keys, hit) is not None for g in range(len(self.groups))):
                 return hit
         return 0
@@ -112,7 +114,7 @@ class Engine:
     # a step
 
     def admit(self, sequence, hit):
-        sequence.running, sequence.computed = True, hit
+        sequence.running, sequence.computed, sequence.matched = True, hit, 0
 
     def copy(self, random):
         copies = self.manager.take_block_copies().tolist()

@@ -81,6 +81,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.rows = rows
         self.engine = Engine(self.manager, num_blocks)
         self.told = set()
+        self.parents = {}  # key -> key of the block before
 
     def state(self):
         manager = self.manager
@@ -132,8 +133,12 @@ class ManagerMachine(RuleBasedStateMachine):
         for sequence in chosen:
             hit = sequence.computed
             if not sequence.running:
-                hit = engine.longest_hit(sequence)
-                assert manager.match_prefix(sequence.handle) == hit
+                if sequence.matched and random.random() < 0.4:  # an old lookup: blocks may have gone since
+                    hit = engine.longest_hit(sequence, limit=sequence.matched)
+                else:
+                    hit = engine.longest_hit(sequence)
+                    assert manager.match_prefix(sequence.handle) == hit
+                sequence.matched = hit
             hits.append(hit)
             rest = len(sequence.tokens) - hit
             counts.append(rest if random.random() < 0.6 else random.randint(1, rest))
@@ -199,7 +204,7 @@ class ManagerMachine(RuleBasedStateMachine):
         waiting = [sequence for sequence in self.engine.live if not sequence.running]
         if waiting:
             sequence = random.choice(waiting)
-            self.manager.match_prefix(sequence.handle)
+            sequence.matched = self.manager.match_prefix(sequence.handle)
             served = self.manager.try_allocate_slots([sequence.handle], [1])
             if served.num_sequences:
                 self.engine.admit(sequence, int(served.num_computed_tokens[0]))
@@ -210,7 +215,7 @@ class ManagerMachine(RuleBasedStateMachine):
         else:
             self.manager.free([sequence.handle])
             self.engine.live.remove(sequence)
-        sequence.running, sequence.computed = False, 0
+        sequence.running, sequence.computed, sequence.matched = False, 0, 0
 
     @precondition(lambda self: self.engine.live)
     @rule(random=RANDOM)
@@ -276,6 +281,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.truncate(sequence.handle, num_tokens)
         del sequence.tokens[num_tokens:]
         sequence.computed = min(sequence.computed, num_tokens)
+        sequence.matched = min(sequence.matched, num_tokens - 1)
         self.engine.read_back()
 
     @precondition(lambda self: self.engine.live)
@@ -292,6 +298,15 @@ class ManagerMachine(RuleBasedStateMachine):
         engine.live.append(child)
         engine.copy(random)
         engine.read_back()
+
+    @precondition(lambda self: self.engine.live)
+    @rule(random=RANDOM)
+    def look_up(self, random):
+        """A lookup long before the allocation, if one ever comes."""
+        sequence = random.choice(self.engine.live)
+        if not sequence.running:
+            sequence.matched = self.manager.match_prefix(sequence.handle)
+            assert sequence.matched == self.engine.longest_hit(sequence)
 
     @precondition(lambda self: self.engine.live)
     @rule(random=RANDOM)
@@ -385,6 +400,8 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert event.token_ids.size == len(event.block_hashes) * event.block_size
                 assert event.parent_block_hash is None or len(event.parent_block_hash) == 16
                 self.told |= {(block_hash, event.group) for block_hash in event.block_hashes}
+                before = [event.parent_block_hash, *event.block_hashes]
+                self.parents.update(zip(event.block_hashes, before, strict=False))
             else:
                 self.told.remove((event.block_hash, event.group))
         arrays = self.manager.pool.arrays
@@ -392,6 +409,15 @@ class ManagerMachine(RuleBasedStateMachine):
         groups = (keys[:, 1] & np.uint64(0xFF)).tolist()
         keys[:, 1] &= ~np.uint64(0xFF)
         assert self.told == {(key.tobytes(), group) for key, group in zip(keys, groups, strict=True)}
+
+    @invariant()
+    def the_prefix_of_a_cached_block_is_cached(self):
+        """With full attention alone: a holder of a block holds all before it, and tails are freed first."""
+        if not self.caching or [type(group) for group in self.manager.groups] != [FullAttentionSpec]:
+            return
+        for block_hash, group in self.told:
+            parent = self.parents[block_hash]
+            assert parent is None or (parent, group) in self.told
 
     @invariant()
     def statistics_make_sense(self):
@@ -416,6 +442,7 @@ ACTIONS = {
     "draft_and_reject": 4,
     "truncate": 2,
     "fork": 4,
+    "look_up": 3,
     "preempt": 1,
     "free": 3,
     "move_row": 1,
@@ -445,6 +472,7 @@ def soak(choice, seed, num_actions):
             machine.counts_are_table_cells_and_pins,
             machine.tables_are_null_past_their_counts,
             machine.replayed_events_give_the_keys,
+            machine.the_prefix_of_a_cached_block_is_cached,
             machine.statistics_make_sense,
         ):
             check()
