@@ -50,7 +50,7 @@ class CapturedStep:
         self._buffer = committer.backend.host_buffer(words)
         self._staging = Staging(committer.backend, words)
         gather = geometry.max_num_reqs if committer.is_stable else 0
-        sizes = Sizes.of(Sizes(words, num_tokens_padded, gather, True).key(out))  # noqa: FBT003
+        sizes = Sizes.of(Sizes(words, num_tokens_padded, gather, True).key(out))
         self._awaits_replay = False
         # Binding and compiling must not happen inside the consumer's capture.
         outputs = committer.outputs[out]

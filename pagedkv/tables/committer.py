@@ -16,9 +16,9 @@ from pagedkv.compiled import seal
 from pagedkv.errors import PagedKVError
 from pagedkv.kernels._layout import HEADER_WORDS, WRITE_WORDS
 from pagedkv.mirror import HostMirror
+from pagedkv.tables.faults import find_fault
 from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs, step_inputs
-from pagedkv.tables.faults import find_fault
 from pagedkv.tables.modes import BATCH_ORDER, BATCH_ORDER_WRITES, STABLE, STABLE_WRITES
 from pagedkv.tables.pack import pack_at
 from pagedkv.tables.refusals import refuse
@@ -109,21 +109,23 @@ class Committer:
         if self.mirror.state is not self._state:
             self._take_state()
         key = -1
-        if positions is None and type(query_start_loc) is _Array:
+        # An empty array would stand for one on the device.
+        if positions is None and type(query_start_loc) is _Array and query_start_loc.size:
             try:
-                key, num_tokens = pack_at(
-                    self._packed[out],
-                    buffer.words,
-                    query_start_loc,
-                    num_computed_tokens,
-                    NO_INT64,
-                    NO_INT32 if rows is None else rows,
-                    -1,
-                    num_reqs,
-                    num_reqs_padded,
-                    num_tokens_padded,
-                    self._mode,
-                )
+                if len(num_computed_tokens) or not num_reqs:
+                    key, num_tokens = pack_at(
+                        self._packed[out],
+                        buffer.words,
+                        query_start_loc,
+                        num_computed_tokens,
+                        NO_INT64,
+                        NO_INT32 if rows is None else rows,
+                        -1,
+                        num_reqs,
+                        num_reqs_padded,
+                        num_tokens_padded,
+                        self._mode,
+                    )
             except (TypeError, ValueError, KeyError, AttributeError):
                 key = -1
         if key < 0:
@@ -252,9 +254,8 @@ class Committer:
         if not self.use_graphs:
             run(stream)
             return
-        graphs, at = (
-            (buffer.device_graphs, (key, *inputs.device_key)) if inputs.device_key else (buffer.graphs, key)
-        )
+        graphs: dict[Any, Any] = buffer.device_graphs if inputs.device_key else buffer.graphs
+        at = (key, *inputs.device_key) if inputs.device_key else key
         graph = graphs.get(at)
         if graph is None:
             graph = graphs[at] = self.backend.capture(run)

@@ -66,7 +66,7 @@ def find_fault(
         return _MAX_PADDED, tokens_padded, 0
     if query_start_loc.size != 0 and query_start_loc.size != num_reqs + 1:
         return _STARTS, query_start_loc.size, num_reqs + 1
-    if num_computed_tokens.size != 0 and num_computed_tokens.size != num_reqs:
+    if num_computed_tokens.size not in (0, num_reqs):
         return _COMPUTED, num_computed_tokens.size, num_reqs
     if rows.size != (num_reqs if mode == STABLE else 0):
         return _NUM_ROWS, rows.size, num_reqs

@@ -7,9 +7,9 @@ import numpy as np
 from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError
 from pagedkv.tables.committer import Committer
+from pagedkv.tables.faults import PackFault
 from pagedkv.tables.inputs import device_or_host
 from pagedkv.tables.pack import TOKENS_SEEN
-from pagedkv.tables.faults import PackFault
 from pagedkv.tables.refusals import refuse
 
 __all__ = ["compute_slot_mapping"]

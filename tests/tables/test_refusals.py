@@ -53,6 +53,19 @@ BAD = {
     "too few starts": ({"query_start_loc": [0, 2, 3]}, ValueError, "query_start_loc must have shape"),
     "too many starts": ({"query_start_loc": [0, 1, 2, 3, 3]}, ValueError, "query_start_loc must have shape"),
     "no starts": ({"query_start_loc": []}, ValueError, "query_start_loc must have shape"),
+    "an empty array of starts": (
+        {"query_start_loc": np.empty(0, np.int32)},
+        ValueError,
+        "query_start_loc must have shape",
+    ),
+    "an empty array of computed": (
+        {"num_computed_tokens": np.empty(0, np.int32)},
+        ValueError,
+        "num_computed_tokens must have shape",
+    ),
+    "a number for computed": ({"num_computed_tokens": np.int32(3)}, ValueError, "one dimension"),
+    "a number for starts": ({"query_start_loc": np.array(3, np.int32)}, ValueError, "one dimension"),
+    "None for computed": ({"num_computed_tokens": None}, TypeError, "must hold integers"),
     "starts of two dimensions": ({"query_start_loc": [[0, 2, 3, 3]]}, ValueError, "one dimension"),
     "floating starts": ({"query_start_loc": [0.0, 2.0, 3.0, 3.0]}, TypeError, "must hold integers"),
     "starts below 0": (
