@@ -7,6 +7,7 @@ a helper from another file. The index here also holds a digest of all compiled f
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -42,10 +43,8 @@ def compiled(function: F) -> F:
     """
     dispatcher = numba.njit(function)
     if hasattr(dispatcher, "enable_caching"):  # not where NUMBA_DISABLE_JIT left it a plain function
-        try:
+        with suppress(RuntimeError):
             dispatcher._cache = _PackageCache(function)  # noqa: SLF001
-        except RuntimeError:
-            pass
     return dispatcher  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,8 @@ class OutOfBlocksError(PagedKVError, RuntimeError):
     def __init__(self, needed: int, free: int, index: int | None = None) -> None:
         at = "" if index is None else f" at sequence {index} of the batch"
         super().__init__(
-            f"out of blocks{at}: needed {needed}, got {free} free (free or preempt a sequence, or enlarge the pool)"
+            f"out of blocks{at}: needed {needed}, got {free} free "
+            "(free or preempt a sequence, or enlarge the pool)"
         )
         self.needed = needed
         self.free = free

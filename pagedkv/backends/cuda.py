@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import cupy  # noqa: TID251 - this module is the GPU backend
@@ -63,12 +64,10 @@ class CudaBackend:
         self.name = name
         self.device: int = runtime.getDevice() if device is None else int(device)
         self.slot_dtype = np.dtype(slot_dtype)
-        if name == "numba":
-            from pagedkv.kernels._numba import NumbaKernels as Kernels
-        else:
-            from pagedkv.kernels._cuda import CudaKernels as Kernels
+        module = import_module("pagedkv.kernels._numba" if name == "numba" else "pagedkv.kernels._cuda")
+        kernels = module.NumbaKernels if name == "numba" else module.CudaKernels
         with self.activate():
-            self._kernels = Kernels(self.device, self.slot_dtype)
+            self._kernels = kernels(self.device, self.slot_dtype)
             self._capture_stream = cupy.cuda.Stream(non_blocking=True)
 
     def activate(self) -> Any:

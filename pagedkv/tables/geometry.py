@@ -58,7 +58,8 @@ class Geometry:
     ) -> "Geometry":
         """Place every table and view, and write down what the kernels need of each group."""
         groups = np.zeros((len(specs), layout.GEOMETRY_WORDS), np.int64)
-        views, view_offsets = [], []
+        views: list[tuple[int, int, int]] = []
+        view_offsets = []
         table_end = kernel_end = 0
         table_offsets = []
         for g, (spec, width) in enumerate(zip(specs, widths, strict=True)):

@@ -165,7 +165,7 @@ def pack_step(
         seen[REQS_SEEN], seen[TOKENS_SEEN] = num_reqs, most
     totals[0] += 1
     totals[1] += 4 * size
-    return key | seen[OUT] << 41, num_tokens
+    return int(key | seen[OUT] << 41), int(num_tokens)
 
 
 @compiled
