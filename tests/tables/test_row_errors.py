@@ -147,19 +147,37 @@ def test_a_list_of_lists_of_the_wrong_length(table, lists):
     assert_unchanged(before, table)
 
 
-def test_counts_that_do_not_match(table):
+BAD_ROWS_CALLS = {
+    "too few ids": (([0], [[1], [1], [0]], [1]), "block_ids must hold sum.* = 2 ids, got 1"),
+    "too many ids": (([0], [[1], [1], [0]], [1, 2, 3]), "block_ids must hold sum.* = 2 ids, got 3"),
+    "too few counts of a group": (([0, 1], [[1], [1], [0]], [1, 2]), "counts must have shape"),
+    "too many counts of a group": (([0], [[1, 0], [1, 0], [0, 0]], [1, 2]), "counts must have shape"),
+    "too few groups": (([0], [[1], [1]], [1, 2]), "counts must have shape"),
+    "too many groups": (([0], [[1], [1], [0], [0]], [1, 2]), "counts must have shape"),
+    "flat counts": (([0], [1], [1]), "counts must have shape"),
+    "counts below -1": (([0], [[-2], [1], [1]], [1, 2]), "counts must"),
+    "a row below 0": (([-1], [[1], [1], [0]], [1, 2]), r"rows must lie in \[0, 3\], got -1"),
+    "a row past the table": (([4], [[1], [1], [0]], [1, 2]), r"rows must lie in \[0, 3\], got 4"),
+    "an id below 0": (([0], [[1], [1], [0]], [1, -2]), r"block_ids must lie in"),
+    "an id past the views": (([0], [[1], [1], [0]], [2**30, 2]), r"block_ids must lie in"),
+    "a row too long": (([2], [[1], [4], [0]], [1] * 5), "row 2 of group 1 must hold at most 3 blocks, got 4"),
+}
+
+
+@pytest.mark.parametrize("convert", [list, lambda values: np.array(values, np.int32)], ids=["lists", "ready"])
+@pytest.mark.parametrize("what", BAD_ROWS_CALLS)
+def test_batched_calls_that_do_not_match(table, what, convert):
+    arguments, message = BAD_ROWS_CALLS[what]
     before = everything(table)
     for call in (table.add_rows, table.append_rows):
-        with pytest.raises(ValueError, match="block_ids must hold sum"):
-            call([0], [[1], [1], [0]], [1])
-        with pytest.raises(ValueError, match="block_ids must hold sum"):
-            call([0], [[1], [1], [0]], [1, 2, 3])
-        with pytest.raises(ValueError, match="counts must have shape"):
-            call([0, 1], [[1], [1], [0]], [1, 2])
-        with pytest.raises(ValueError, match="counts must have shape"):
-            call([0], [1], [1])
-        with pytest.raises(ValueError, match="counts must"):
-            call([0], [[-2], [1], [1]], [1, 2])
+        with pytest.raises(ValueError, match=message):
+            call(*map(convert, arguments))
+    assert_unchanged(before, table)
+
+
+def test_pairs_that_do_not_match(table):
+    before = everything(table)
+    for call in (table.add_rows, table.append_rows):
         with pytest.raises(TypeError, match="counts must hold integers"):
             call([0], [[1.0], [1.0], [0.0]], [1, 2])
     with pytest.raises(ValueError, match="tgts must have shape"):
