@@ -24,7 +24,7 @@ class RowKeeper:
     memory : BlockMemory
     table : MultiGroupBlockTable
         The one whose mirror takes the row operations.
-        It is handed int32 arrays, which it takes as they are.
+        It is handed contiguous int32 arrays, which it takes as they are.
     log : StepLog
         Its stopwatch: pool calls are "allocate", row operations "rows".
     """
@@ -43,7 +43,7 @@ class RowKeeper:
         self._log.lap("allocate")
         if len(block_ids):
             grown = np.flatnonzero(growth.any(axis=0)).astype(np.int32)
-            self._table.append_rows(grown, growth[:, grown].astype(np.int32), block_ids)
+            self._table.append_rows(grown, _as_int32(growth[:, grown]), block_ids)
             self._log.lap("rows")
         return block_ids
 
@@ -53,7 +53,7 @@ class RowKeeper:
         counts, block_ids = self._memory.share(prefixes)
         self._log.lap("allocate")
         rows = np.array([prefix.row for prefix in prefixes], np.int32)
-        self._table.add_rows(rows, counts.astype(np.int32), block_ids)
+        self._table.add_rows(rows, _as_int32(counts), block_ids)
         self._log.lap("rows")
 
     def remove(self, removed: Int64Array) -> None:
@@ -73,3 +73,7 @@ class RowKeeper:
             self._log.lap("allocate")
             self._table.null_columns(nulled.rows, nulled.starts, nulled.ends, group=nulled.group)
             self._log.lap("rows")
+
+
+def _as_int32(counts: Int64Array) -> IntArray:
+    return np.ascontiguousarray(counts, dtype=np.int32)  # indexing columns leaves Fortran order behind
