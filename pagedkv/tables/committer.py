@@ -5,6 +5,7 @@ whose order changed) and `slot_mapping` bring every device array up to date. On 
 kernels are one captured graph for each ring buffer and size: one launch is all that a step costs.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,10 @@ class Committer:
         changed then.
         """
         backend = self.backend
-        stream = backend.stream(stream)
+        if type(stream) is not backend.stream_type:
+            stream = backend.stream(stream)
         stream_id = stream.ptr
-        if backend.is_capturing(stream_id):
+        if stream_id and backend.is_capturing(stream_id):
             self._refuse_capture(stream_id)
         buffer = self.ring.buffer
         event_id = buffer.event_id
@@ -110,22 +112,22 @@ class Committer:
             self._take_state()
         key = -1
         # An empty array would stand for one on the device.
-        if positions is None and type(query_start_loc) is _Array and query_start_loc.size:
+        arrays_given = positions is None and type(query_start_loc) is type(num_computed_tokens) is _Array
+        if arrays_given and query_start_loc.size and (num_computed_tokens.size or not num_reqs):
             try:
-                if len(num_computed_tokens) or not num_reqs:
-                    key, num_tokens = pack_at(
-                        self._packed[out],
-                        buffer.words,
-                        query_start_loc,
-                        num_computed_tokens,
-                        NO_INT64,
-                        NO_INT32 if rows is None else rows,
-                        -1,
-                        num_reqs,
-                        num_reqs_padded,
-                        num_tokens_padded,
-                        self._mode,
-                    )
+                key, num_tokens = pack_at(
+                    self._packed[out],
+                    buffer.words,
+                    query_start_loc,
+                    num_computed_tokens,
+                    NO_INT64,
+                    NO_INT32 if rows is None else rows,
+                    -1,
+                    num_reqs,
+                    num_reqs_padded,
+                    num_tokens_padded,
+                    self._mode,
+                )
             except (TypeError, ValueError, KeyError, AttributeError):
                 key = -1
         if key < 0:
@@ -258,7 +260,15 @@ class Committer:
         at = (key, *inputs.device_key) if inputs.device_key else key
         graph = graphs.get(at)
         if graph is None:
-            graph = graphs[at] = self.backend.capture(run)
+            try:
+                graph = graphs[at] = self.backend.capture(run)
+            except RuntimeError as error:  # the driver's no; the plain way needs no graph
+                self.use_graphs = False
+                warnings.warn(
+                    f"steps are enqueued one by one, since none can be captured: {error}", stacklevel=4
+                )
+                run(stream)
+                return
         self.backend.launch(graph.graphExec, stream.ptr)
 
     def _first_time(self, buffer: HostBuffer, key: int, out: int, stream: Any) -> None:
@@ -266,7 +276,7 @@ class Committer:
         self._send(buffer, key, out, HOST_INPUTS, stream)
 
     def _refuse_capture(self, stream_id: int) -> None:
-        if self.backend.is_capturing(stream_id):
+        if stream_id and self.backend.is_capturing(stream_id):
             raise PagedKVError(
                 "calls that copy from the host must not be captured: the host packs each step "
                 "(capture captured_step(...), or give compute_slot_mapping device arrays)"
