@@ -89,6 +89,22 @@ def test_decode_step(benchmark, cupy, num_reqs, context, num_groups):
     assert all(len(clock.host) > 0 for clock in clocks.values())
 
 
+def test_context_does_not_matter(benchmark, cupy):
+    """The same decode step at 4k and at 128k tokens of context, in turns."""
+    benchmark.group = "decode/256 requests, 4k against 128k tokens"
+    stream = cupy.cuda.Stream(non_blocking=True)
+    clocks = {}
+    for context in (4096, 131072):
+        traffic = Traffic(256, context, 1)
+        clocks[f"{context} tokens"] = Clock(Pagedkv(traffic, stream, "cupy"), traffic, stream)
+    stream.synchronize()
+
+    take_turns(clocks, benchmark, "131072 tokens")
+
+    medians = [float(np.median(clock.host)) for clock in clocks.values()]
+    benchmark.extra_info["long_over_short"] = round(medians[1] / medians[0], 3)
+
+
 def device_time(cupy, stream, contender, floor):
     """Microseconds from graph launch to the end on the device, of the step's own graph and of one copy."""
     traffic, backend = contender.traffic, contender.table._committer.backend

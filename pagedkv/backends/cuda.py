@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +29,14 @@ def why_no_device() -> str | None:
     return "the driver shows no CUDA device (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
 
 
+@cache
+def _kernels(name: str, device: int, slot_dtype: np.dtype[Any]) -> Any:
+    # Compiled once a device, for all tables there.
+    if name == "numba":
+        return import_module("pagedkv.kernels._numba").NumbaKernels(device, slot_dtype)
+    return import_module("pagedkv.kernels._cuda").CudaKernels(device, slot_dtype)
+
+
 class CudaBackend:
     """Arrays of CuPy on one device; RawKernels ("cupy") or Numba CUDA kernels ("numba") work on them.
 
@@ -41,12 +50,16 @@ class CudaBackend:
     """
 
     has_graphs = True
+    stream_type = cupy.cuda.Stream
+    """A stream of this type is taken as it is; `stream` makes one of anything else."""
 
     # What every step calls, over bare handles and without a Python frame in between.
     launch = staticmethod(runtime.graphLaunch)
     """launch(graph.graphExec, stream.ptr)"""
     record = staticmethod(runtime.eventRecord)
     """record(event.ptr, stream.ptr)"""
+    is_capturing = staticmethod(runtime.streamIsCapturing)
+    """is_capturing(stream.ptr); not for the legacy stream (0), which never is and must not be asked"""
     is_done = staticmethod(runtime.eventQuery)
     """is_done(event.ptr) is 0 once the event has happened"""
 
@@ -64,10 +77,8 @@ class CudaBackend:
         self.name = name
         self.device: int = runtime.getDevice() if device is None else int(device)
         self.slot_dtype = np.dtype(slot_dtype)
-        module = import_module("pagedkv.kernels._numba" if name == "numba" else "pagedkv.kernels._cuda")
-        kernels = module.NumbaKernels if name == "numba" else module.CudaKernels
         with self.activate():
-            self._kernels = kernels(self.device, self.slot_dtype)
+            self._kernels = _kernels(name, self.device, self.slot_dtype)
             self._capture_stream = cupy.cuda.Stream(non_blocking=True)
 
     def activate(self) -> Any:
@@ -141,10 +152,6 @@ class CudaBackend:
         if hasattr(stream, "__cuda_stream__"):
             return cupy.cuda.Stream.from_external(stream)
         raise TypeError(f"stream must be a CuPy stream or speak __cuda_stream__, got {type(stream).__name__}")
-
-    def is_capturing(self, stream_id: int) -> bool:
-        """Whether a graph is being captured from the stream; the legacy stream never is."""
-        return stream_id != 0 and runtime.streamIsCapturing(stream_id) != 0
 
     def event(self) -> Any:
         """Return a new event without timing, the cheap kind."""

@@ -32,6 +32,7 @@ class NumpyBackend:
     name = "numpy"
     device: int | None = None
     has_graphs = False
+    stream_type = _Host
 
     def __init__(self, slot_dtype: npt.DTypeLike = np.int64) -> None:
         self.slot_dtype = np.dtype(slot_dtype)

@@ -50,6 +50,8 @@ class BlockTable:
     backend : {"auto", "numpy", "numba", "cupy"}
     device : int, optional
         CUDA device number.
+    slot_dtype : dtype
+        int64, or int32; block ids whose slots do not fit are refused.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class BlockTable:
         stable_rows: bool = False,
         backend: str = "auto",
         device: int | None = None,
+        slot_dtype: Any = np.int64,
     ) -> None:
         from pagedkv.tables.multi_group import MultiGroupBlockTable
 
@@ -97,6 +100,7 @@ class BlockTable:
             stable_rows=stable_rows,
             backend=backend,
             device=device,
+            slot_dtype=slot_dtype,
         )
         self._committer = self._owner._committer  # noqa: SLF001
 

@@ -18,6 +18,8 @@ class CapturedStep:
 
     Call `enqueue(stream)` while the consumer's graph is captured. Then, for each replay: `pack(...)`,
     launch the graph, and `mark_replayed(stream)`, which is what lets the next `pack` wait for the copy.
+    A replay has its own stream: where the table was last committed on another one, let the replay's
+    stream wait for that step's `ready` event first.
 
     Parameters
     ----------

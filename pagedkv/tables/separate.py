@@ -47,7 +47,7 @@ def compute_slot_mapping(
     fill = max(most, int(outputs.seen[TOKENS_SEEN]))
     outputs.seen[TOKENS_SEEN] = fill  # lowered by the next commit, which pads the positions as well
     scalars = (num_reqs, num_tokens, fill, int(rows is not None))
-    if backend.is_capturing(stream.ptr):  # the consumer's graph has its own order
+    if stream.ptr and backend.is_capturing(stream.ptr):  # the consumer's graph has its own order
         committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
         return
     committer.order(stream.ptr)
