@@ -92,12 +92,12 @@ class BlockMemory:
         most = min(known - 1, int(self._hashed_lens[request]))
         unit = self._layout.share_unit
 
-        def usable(holder: int, common: int) -> int:
-            row = self._batch.row_of[holder]
-            computed = min(int(self._batch.computed[row]), int(self._hashed_lens[holder]))
-            tokens = min(common, computed, most) // unit * unit
-            needed = self._layout.first_columns(np.array([tokens]))[:, 0]
-            return tokens if (self._first[:, row] <= needed).all() else 0
+        def usable(holders: Int64Array, common: int) -> Int64Array:
+            rows = self._batch.row_of[holders]
+            computed = np.minimum(self._batch.computed[rows], self._hashed_lens[holders])
+            tokens = np.minimum(computed, min(common, most)) // unit * unit
+            is_held = (self._first[:, rows] <= self._layout.first_columns(tokens)).all(axis=0)
+            return np.where(is_held, tokens, 0)
 
         if most < unit:
             return 0, -1

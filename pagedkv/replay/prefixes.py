@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from pagedkv.replay.requests import HASH_BLOCK_SIZE, Requests
+import numpy as np
+
+from pagedkv.replay.requests import HASH_BLOCK_SIZE, Int64Array, Requests
 
 __all__ = ["LivePrefixes"]
 
@@ -30,25 +32,25 @@ class LivePrefixes:
             if not holders:
                 del self._holders[key]
 
-    def longest(self, request: int, usable: Callable[[int, int], int]) -> tuple[int, int]:
+    def longest(self, request: int, usable: Callable[[Int64Array, int], Int64Array]) -> tuple[int, int]:
         """Return (tokens, holder) of the longest usable prefix, (0, -1) where there is none.
 
         Parameters
         ----------
         request : int
         usable : callable
-            ``usable(holder, tokens)``: how many of the `tokens` that both have in common can be shared.
+            ``usable(holders, common)``: how many of the `common` leading tokens each of the holders (int64
+            [n]) can share, int64 [n].
         """
         best, best_holder = 0, -1
         for common, holders in self._levels(request):
             if common <= best:
                 break
-            for holder in holders:
-                tokens = usable(holder, common)
-                if tokens > best:
-                    best, best_holder = tokens, holder
-                if best == common:
-                    return best, best_holder
+            requests = np.fromiter(holders, np.int64, len(holders))
+            tokens = usable(requests, common)
+            place = int(tokens.argmax())
+            if tokens[place] > best:
+                best, best_holder = int(tokens[place]), int(requests[place])
         return best, best_holder
 
     def _levels(self, request: int) -> Iterator[tuple[int, dict[int, None]]]:

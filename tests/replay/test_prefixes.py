@@ -1,5 +1,6 @@
 """The longest live prefix against trying every pair."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,9 @@ def test_the_longest_usable_prefix_of_a_live_sequence_is_found(all_ids, data):
         prefixes.remove(request)
         del live[request]
 
-    tokens, holder = prefixes.longest(0, lambda other, common: min(common, live[other]))
+    tokens, holder = prefixes.longest(
+        0, lambda others, common: np.array([min(common, live[o]) for o in others.tolist()])
+    )
 
     expected = max((min(512 * common(all_ids[0], all_ids[r]), live[r]) for r in live), default=0)
     assert expected == tokens
@@ -49,6 +52,6 @@ def test_nothing_is_kept_after_the_last_holder():
     prefixes.add(1)
 
     prefixes.remove(0)
-    assert prefixes.longest(2, lambda _, tokens: tokens) == (1024, 1)
+    assert prefixes.longest(2, lambda others, common: np.full(len(others), common)) == (1024, 1)
     prefixes.remove(1)
-    assert prefixes.longest(2, lambda _, tokens: tokens) == (0, -1)
+    assert prefixes.longest(2, lambda others, common: np.full(len(others), common)) == (0, -1)
