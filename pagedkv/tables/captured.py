@@ -4,9 +4,9 @@ from typing import Any
 
 from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError, PagedKVError
-from pagedkv.tables.committer import Committer, decode_words
+from pagedkv.tables.committer import Committer
 from pagedkv.tables.inputs import HOST_ONLY, step_inputs
-from pagedkv.tables.sizes import Sizes, bucket
+from pagedkv.tables.sizes import Sizes, bucket, decode_words
 from pagedkv.tables.step import Step
 from pagedkv.tables.step_kernels import Staging
 

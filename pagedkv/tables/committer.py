@@ -5,7 +5,6 @@ whose order changed) and `slot_mapping` bring every device array up to date. On 
 kernels are one captured graph for each ring buffer and size: one launch is all that a step costs.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,22 @@ from pagedkv.backends.buffers import HostBuffer
 from pagedkv.checks import check_int
 from pagedkv.compiled import seal
 from pagedkv.errors import PagedKVError
-from pagedkv.kernels._layout import HEADER_WORDS, WRITE_WORDS
 from pagedkv.mirror import HostMirror
 from pagedkv.tables.faults import find_fault
 from pagedkv.tables.geometry import Geometry
-from pagedkv.tables.inputs import HOST_ONLY, NO_INT32, NO_INT64, Inputs, step_inputs
+from pagedkv.tables.graphs import StepGraphs
+from pagedkv.tables.inputs import HOST_INPUTS, NO_INT32, NO_INT64, Inputs, step_inputs
 from pagedkv.tables.modes import BATCH_ORDER, BATCH_ORDER_WRITES, STABLE, STABLE_WRITES
 from pagedkv.tables.pack import pack_at
 from pagedkv.tables.refusals import refuse
-from pagedkv.tables.sizes import Sizes, bucket
+from pagedkv.tables.sizes import Sizes, bucket, decode_words
 from pagedkv.tables.staging import StagingRing
 from pagedkv.tables.step import OutputSet, Step
 from pagedkv.tables.step_kernels import Staging, StepKernels
 
-__all__ = ["HOST_INPUTS", "Committer", "decode_words"]
+__all__ = ["Committer"]
+
+_Array = np.ndarray
 
 
 class Committer:
@@ -65,13 +66,14 @@ class Committer:
         self.ring = StagingRing(backend, staging_depth, hint)
         self.staging = Staging(backend, bucket(hint))
         self.totals = np.zeros(2, np.int64)  # copies and bytes so far
-        self.use_graphs = backend.has_graphs
+        self.graphs = StepGraphs(backend, self.kernels)
         self.last_stream = 0
         self.last_event = 0
         self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
         self._take_state()
         seal(pack_at, self._packed[0], self.ring.buffer.words, *HOST_INPUTS.arrays, 0, 0, -1, self._mode)
+        self._state = None  # the first step compiles the kernels, before it packs anything
 
     def add_outputs(self, num: int) -> None:
         """Make sure that there are `num` output sets."""
@@ -109,7 +111,7 @@ class Committer:
         if backend.is_done(event_id):
             backend.wait_for(event_id)
         if self.mirror.state is not self._state:
-            self._take_state()
+            self._prepare()
         key = -1
         # An empty array would stand for one on the device.
         arrays_given = positions is None and type(query_start_loc) is type(num_computed_tokens) is _Array
@@ -135,7 +137,8 @@ class Committer:
             return self._commit_any(arrays, num_reqs, num_reqs_padded, num_tokens_padded, out, stream)
         graph = buffer.graphs.get(key)
         if graph is None:
-            self._first_time(buffer, key, out, stream)
+            self.order(stream_id)
+            self.graphs.send(buffer, self.staging, key, self.outputs[out], HOST_INPUTS, stream)
         else:
             if stream_id != self.last_stream:
                 self.order(stream_id)
@@ -161,7 +164,7 @@ class Committer:
         was changed then.
         """
         if self.mirror.state is not self._state:
-            self._take_state()
+            self._prepare()
         mode = self._mode if mode is None else mode
         sizes = (num_reqs, num_reqs_padded, tokens_padded, mode)
         key, num_tokens = pack_at(self._packed[out], buffer.words, *inputs.arrays, *sizes)
@@ -193,7 +196,7 @@ class Committer:
             buffer = self._grow(-key)
             key, num_tokens = self.pack(buffer, *step)
         self.order(stream.ptr)
-        self._send(buffer, key, out, inputs, stream)
+        self.graphs.send(buffer, self.staging, key, self.outputs[out], inputs, stream)
         self.finish(buffer.event_id, stream.ptr)
         self.ring.buffer = buffer.next
         return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, tokens_padded)
@@ -244,36 +247,10 @@ class Committer:
         self.backend.record(event_id, stream_id)
         self.last_event, self.last_stream = event_id, stream_id
 
-    def capture(self, buffer: HostBuffer, key: int, out: int) -> Any:
-        """Capture a step of host inputs and these sizes, and keep it with its buffer."""
-        run = self.kernels.run(buffer, self.staging, Sizes.of(key), self.outputs[out], HOST_ONLY)
-        graph = buffer.graphs[key] = self.backend.capture(run)
-        return graph
-
-    def _send(self, buffer: HostBuffer, key: int, out: int, inputs: Inputs, stream: Any) -> None:
-        # Launch a packed step whose inputs may lie on the device; graphs hold their addresses.
-        run = self.kernels.run(buffer, self.staging, Sizes.of(key), self.outputs[out], inputs.device)
-        if not self.use_graphs:
-            run(stream)
-            return
-        graphs: dict[Any, Any] = buffer.device_graphs if inputs.device_key else buffer.graphs
-        at = (key, *inputs.device_key) if inputs.device_key else key
-        graph = graphs.get(at)
-        if graph is None:
-            try:
-                graph = graphs[at] = self.backend.capture(run)
-            except RuntimeError as error:  # the driver's no; the plain way needs no graph
-                self.use_graphs = False
-                warnings.warn(
-                    f"steps are enqueued one by one, since none can be captured: {error}", stacklevel=4
-                )
-                run(stream)
-                return
-        self.backend.launch(graph.graphExec, stream.ptr)
-
-    def _first_time(self, buffer: HostBuffer, key: int, out: int, stream: Any) -> None:
-        self.order(stream.ptr)
-        self._send(buffer, key, out, HOST_INPUTS, stream)
+    def capture(self, buffer: HostBuffer, key: int, out: int) -> None:
+        """Capture a step of host inputs and the sizes of `key` ahead."""
+        self.backend.compile()
+        self.graphs.capture(buffer, self.staging, key, self.outputs[out])
 
     def _refuse_capture(self, stream_id: int) -> None:
         if stream_id and self.backend.is_capturing(stream_id):
@@ -285,6 +262,10 @@ class Committer:
     def _acquire(self) -> HostBuffer:
         self.backend.wait_for(self.ring.buffer.event_id)
         return self.ring.buffer
+
+    def _prepare(self) -> None:
+        self.backend.compile()  # what cannot be compiled must not take the dirty ranges with it
+        self._take_state()
 
     def _take_state(self) -> None:
         # The mirror's arrays stay; those of the subscribers are new whenever one was added.
@@ -305,13 +286,3 @@ class Committer:
             for buffer in self.ring.buffers:
                 buffer.drop_graphs()
         return self.ring.grow(words)
-
-
-_Array = np.ndarray
-HOST_INPUTS = Inputs((np.zeros(1, np.int32), NO_INT32, NO_INT64, NO_INT32, -1), HOST_ONLY, ())
-
-
-def decode_words(num_reqs: int, num_groups: int, new_blocks: int | None = None) -> int:
-    """Words of a decode step of `num_reqs` requests in which `new_blocks` blocks are appended."""
-    blocks = num_reqs * num_groups if new_blocks is None else new_blocks
-    return HEADER_WORDS + 3 * (num_reqs + 4) + (WRITE_WORDS + 1) * blocks + 8

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.constants import MAX_INT32
 
-__all__ = ["HOST_ONLY", "NO_INT32", "NO_INT64", "Inputs", "device_or_host", "step_inputs"]
+__all__ = ["HOST_INPUTS", "HOST_ONLY", "NO_INT32", "NO_INT64", "Inputs", "device_or_host", "step_inputs"]
 
 NO_INT32 = np.empty(0, np.int32)
 NO_INT64 = np.empty(0, np.int64)
@@ -23,6 +23,10 @@ class Inputs(NamedTuple):
     arrays: tuple[Any, Any, Any, Any, int]
     device: tuple[Any, Any, Any]  # the device forms of the first three, None each where on the host
     device_key: tuple[int, ...]  # their addresses, which a captured graph holds; () = none
+
+
+HOST_INPUTS = Inputs((np.zeros(1, np.int32), NO_INT32, NO_INT64, NO_INT32, -1), HOST_ONLY, ())
+"""Of a step without requests; and its device part is that of every step whose arrays are on the host."""
 
 
 def step_inputs(

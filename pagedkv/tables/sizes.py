@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from pagedkv.compiled import compiled
+from pagedkv.kernels._layout import HEADER_WORDS, WRITE_WORDS
 
-__all__ = ["Sizes", "bucket", "token_class"]
+__all__ = ["Sizes", "bucket", "decode_words", "token_class"]
 
 
 @compiled
@@ -49,3 +50,12 @@ class Sizes(NamedTuple):
 
 def _class_size(place: int) -> int:
     return 1024 * 8 ** (place - 1) if place else 0
+
+
+def decode_words(num_reqs: int, num_groups: int, new_blocks: int | None = None) -> int:
+    """Words of a decode step of `num_reqs` requests in which `new_blocks` blocks are appended.
+
+    One block a request and group where None.
+    """
+    blocks = num_reqs * num_groups if new_blocks is None else new_blocks
+    return HEADER_WORDS + 3 * (num_reqs + 4) + (WRITE_WORDS + 1) * blocks + 8

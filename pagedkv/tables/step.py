@@ -66,7 +66,7 @@ class Step:
     outputs : OutputSet
         The arrays behind the views.
     ready : event
-        Done once the arrays hold this step's values.
+        Done once the arrays hold this step's values; used again after `staging_depth` further commits.
     num_reqs, num_reqs_padded : int
         Requests of the step, and rows handed out; padding rows are NULL.
     num_tokens, num_tokens_padded : int

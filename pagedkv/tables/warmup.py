@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-from pagedkv.tables.committer import Committer, decode_words
-from pagedkv.tables.sizes import Sizes, bucket
+from pagedkv.tables.committer import Committer
+from pagedkv.tables.sizes import Sizes, bucket, decode_words
 
 __all__ = ["warmup"]
 
 
 def warmup(committer: Committer, num_tokens: Iterable[int], max_new_blocks: int | None) -> int:
     """Capture, for every ring buffer and output set, the sizes of decode steps and of `num_tokens`."""
-    if not committer.use_graphs:
+    if not committer.graphs.in_use:
         return 0
     geometry = committer.geometry
     most_words = min(
