@@ -10,7 +10,7 @@ from pagedkv.compiled import compiled
 Array = s.Array
 Int = s.Int
 
-__all__ = ["append", "hash_new"]
+__all__ = ["append", "hash_new", "open_line"]
 
 
 @inlined
@@ -108,6 +108,25 @@ def append(
 
 
 @compiled
-def hash_new(state: Array, at: int, secret: Array, start: Array, extras: Array) -> None:
-    """Hash the full pages of a sequence that has just got its tokens."""
-    _hash_pages(s.ManagerArrays(*state[2]), at, secret, start, extras, np.empty(WORK_SIZE, np.uint32))
+def hash_new(state: Array, at: int, tokens: Array, secret: Array, start: Array, extras: Array) -> None:
+    """Write the first tokens of a sequence to its pages, and hash the full ones."""
+    m = s.ManagerArrays(*state[2])
+    first = m.sequences[at, s.EXTENT] * m.limits[s.PAGE_SIZE]
+    for k in range(tokens.size):
+        m.tokens[first + k] = tokens[k]
+    m.sequences[at, s.NUM_TOKENS] = tokens.size
+    _hash_pages(m, at, secret, start, extras, np.empty(WORK_SIZE, np.uint32))
+    m.sequences[at, s.HASHED_AT_ADD] = m.sequences[at, s.NUM_HASHED]
+
+
+@compiled
+def open_line(sequences: Array, cursors: Array, extras: Array, at: int, num_encoder_tokens: int) -> None:
+    """Start a sequence at a place: everything is 0 but what tells it from the one before."""
+    generation = sequences[at, s.GENERATION]
+    sequences[at] = 0
+    cursors[at] = 0
+    extras[at] = 0
+    sequences[at, s.GENERATION] = generation
+    sequences[at, s.LIVE] = 1
+    sequences[at, s.ROW] = -1
+    sequences[at, s.NUM_ENCODER] = num_encoder_tokens

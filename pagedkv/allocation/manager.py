@@ -12,7 +12,7 @@ from pagedkv.allocation.group_specs import GroupSpec
 from pagedkv.allocation.hashing import BlockHasher
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_tokens import ManagerTokens
-from pagedkv.checks import IntArray, as_int32, check_int
+from pagedkv.checks import IntArray, check_int
 from pagedkv.errors import CapacityError
 from pagedkv.mirror import HostMirror
 from pagedkv.specs import ContextParallel
@@ -133,14 +133,12 @@ class KVCacheManager(ManagerTokens):
         int
             The sequence's handle.
         """
-        tokens = as_int32("token_ids", token_ids)
+        tokens = self._tokens(token_ids)
         if not 1 <= tokens.size <= self.max_model_len:
             raise CapacityError(
                 f"token_ids must hold 1 to {self.max_model_len} tokens (max_model_len), got {tokens.size}"
             )
-        encoder = check_int("num_encoder_tokens", num_encoder_tokens)
-        at = self._state.open_place()
-        self._state.arrays.sequences[at, s.NUM_ENCODER] = encoder
+        at = self._state.open_place(check_int("num_encoder_tokens", num_encoder_tokens))
         self._state.write_tokens(at, tokens, extra_keys)
         return self._state.handle(at)
 

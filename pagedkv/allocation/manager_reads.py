@@ -135,14 +135,25 @@ class ManagerReads:
             raise TypeError(f"seqs must be a list of handles, got {handles.dtype} {list(handles.shape)}")
         return np.ascontiguousarray(handles, np.int64)
 
-    def _numbers(self, name: str, values: Any, handles: Handles) -> IntArray:
+    def _numbers(self, name: str, values: Any, handles: Handles) -> Any:
         """One int32 for each handle; compiled calls check the values."""
-        numbers: IntArray = values
-        if type(values) is not np.ndarray or values.dtype != np.int32 or not values.flags.c_contiguous:
+        given: Any = np.asarray(values)
+        numbers = given
+        if given.dtype == np.int64 and given.ndim == 1:
+            numbers = given.astype(np.int32)
+            if not (numbers == given).all():
+                numbers = as_int32(name, values)
+        elif given.dtype != np.int32 or not given.flags.c_contiguous:
             numbers = as_int32(name, values)
         if numbers.shape != handles.shape:
             check_shape(name, numbers, handles.shape, "[len(seqs)]")
         return numbers
+
+    def _tokens(self, token_ids: Any) -> IntArray:
+        ready = type(token_ids) is np.ndarray and token_ids.dtype == np.int32 and token_ids.ndim == 1
+        if ready and token_ids.flags.c_contiguous and token_ids.size and token_ids.min() >= 0:
+            return token_ids  # type: ignore[no-any-return]
+        return as_int32("token_ids", token_ids)
 
     def _read(self, seqs: Any, column: int) -> IntArray:
         handles = self._handles(seqs)

@@ -19,6 +19,7 @@ from pagedkv.specs import ContextParallel, KVCacheGroupSpec, table_width
 
 __all__ = ["ManagerState"]
 
+_NO_EXTRAS = np.empty((0, 2), np.uint64)
 _RECENT = 1000
 """Sequences over which the recent hit rate is taken."""
 
@@ -96,16 +97,14 @@ class ManagerState:
         if self.arrays.tokens is not self.store.tokens:
             self.replace(tokens=self.store.tokens, keys=self.store.keys)
 
-    def open_place(self) -> int:
-        """Take a place for a new sequence and clear it."""
+    def open_place(self, num_encoder_tokens: int = 0) -> int:
+        """Take a place for a new sequence; nothing of the one before is left there."""
         if not self._places:
             self.grow_sequences(len(self.arrays.sequences))
         at = self._places.pop()
-        line = self.arrays.sequences[at]
-        generation = line[s.GENERATION]
-        line[:] = 0
-        line[s.GENERATION], line[s.LIVE], line[s.ROW] = generation, 1, -1
-        self.arrays.cursors[at], self.arrays.extras[at] = 0, 0
+        growth.open_line(
+            self.arrays.sequences, self.arrays.cursors, self.arrays.extras, at, num_encoder_tokens
+        )
         self.arrays.totals[s.NUM_SEQUENCES] += 1
         return at
 
@@ -122,20 +121,18 @@ class ManagerState:
     def write_tokens(self, at: int, tokens: IntArray, extra_keys: ExtraKeys | None) -> None:
         """Write and hash the first tokens of a new sequence."""
         line = self.arrays.sequences[at]
-        line[s.NUM_TOKENS] = tokens.size
         if self.hasher is None:
+            line[s.NUM_TOKENS] = tokens.size
             return
         self.store.give(line, tokens.size)
         self.sync_store()
-        start, size = int(line[s.EXTENT]) * self.store.page_size, self.store.page_size
-        self.arrays.tokens[start : start + tokens.size] = tokens
-        extras = np.empty((0, 2), np.uint64)
+        extras, size = _NO_EXTRAS, self.store.page_size
         if extra_keys is not None:
             self.extra_keys[at] = extra_keys
             extras = extra_keys.digests(0, tokens.size // size, size)
             self.set_later_extras(at, tokens.size // size)
-        growth.hash_new(self.compiled_state(), at, self.hasher.secret, self.hasher.start, extras)
-        line[s.HASHED_AT_ADD] = line[s.NUM_HASHED]
+        hasher = self.hasher
+        growth.hash_new(self.compiled_state(), at, tokens, hasher.secret, hasher.start, extras)
 
     def share_tokens(self, at: int, child: int) -> None:
         """Copy a sequence's tokens, keys and extras to a new one."""

@@ -9,7 +9,7 @@ from pagedkv.allocation import forking, giving_back, growth
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_steps import ManagerSteps
-from pagedkv.checks import IntArray, as_int32, check_int
+from pagedkv.checks import IntArray, check_int
 from pagedkv.errors import CapacityError, OutOfBlocksError
 
 __all__ = ["ManagerTokens"]
@@ -37,7 +37,7 @@ class ManagerTokens(ManagerSteps):
             A sequence would exceed the model length; nothing has changed.
         """
         handles = self._handles(seqs)
-        tokens = as_int32("token_ids", token_ids)
+        tokens = self._tokens(token_ids)
         lengths = _ONE_EACH if lens is None else self._numbers("lens", lens, handles)
         hasher = self._state.hasher
         secret, start = (hasher.secret, hasher.start) if hasher else (_NO_KEY, _NO_KEY)
@@ -45,7 +45,7 @@ class ManagerTokens(ManagerSteps):
         if fault == s.OUT_OF_BLOCKS:  # of pages: some sequences have outgrown theirs
             self._grow_extents(handles, lengths)
             fault, at = growth.append(self._state.compiled_state(), handles, tokens, lengths, secret, start)
-        raise_fault(self, fault, at, handles, tokens.size)
+        raise_fault(self, fault, at, handles, lengths if at >= 0 and lengths.size else tokens.size)
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         """Drop a sequence's tokens from `num_tokens` on, as after rejected drafts.

@@ -515,7 +515,7 @@ def test_translate_gives_slots_and_pads():
         (lambda m, _: m.commit([m.add([1])], [1]), ValueError, "must hold a row"),
         (lambda m, _: m.preempt([m.add([1])]), ValueError, "must hold a row"),
         (lambda m, s: m.append([s], [1, 2]), ValueError, r"sum\(lens\)"),
-        (lambda m, s: m.append([s], [1], [-1]), ValueError, "lens"),
+        (lambda m, s: m.append([s], [1], [-1]), ValueError, "got -1"),
         (lambda m, s: m.append([s], [1] * 62, [62]), errors.CapacityError, "max_model_len 64"),
         (lambda m, s: m.truncate(s, 4), ValueError, "3 tokens"),
         (lambda m, s: m.truncate(s, 0), ValueError, "num_tokens"),
