@@ -53,7 +53,9 @@ from cupy.cuda import runtime
 for device in range(runtime.getDeviceCount()):
     print(f"device {device}: {runtime.getDeviceProperties(device)['name'].decode()}")
 packages = ("numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "pytest", "hypothesis")
-found = {dist.metadata["Name"]: dist.version for dist in meta.distributions()}
+found = {}
+for dist in meta.distributions():  # the first on the path is the one that is imported
+    found.setdefault(dist.metadata["Name"], dist.version)
 versions = [f"{name} {found[name]}" for name in packages if name in found]
 print(f"driver {runtime.driverGetVersion()}, Python {sys.version.split()[0]},", ", ".join(versions))
 PY

@@ -23,9 +23,9 @@ class DeviceTables:
     """
 
     def __init__(self, backend: Any, geometry: Geometry, *, with_views: bool) -> None:
-        rows = (len(geometry.specs), geometry.max_num_reqs)
+        rows = (len(geometry.groups), geometry.max_num_reqs)
         self._geometry = geometry
-        self.tables = backend.zeros(geometry.table_offsets[-1], np.int32)
+        self.tables = backend.zeros(max(geometry.table_offsets[-1], 1), np.int32)
         self.num_blocks = backend.zeros(rows, np.int32)
         self.first_live = backend.zeros(rows, np.int32)
         self.kernel_tables = backend.zeros(geometry.num_kernel_elements if with_views else 0, np.int32)

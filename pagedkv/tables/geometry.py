@@ -11,6 +11,7 @@ from pagedkv.specs import ContextParallel, KVCacheGroupSpec
 
 __all__ = ["Geometry"]
 
+_NO_GROUP = (0, 0, 0, 1, 1, 0, 1, 0, 0, -1)  # no rows, no columns, no slots
 _ALIGNMENT = 64  # int32 elements: every table starts on 256 bytes, as DLPack consumers expect
 
 
@@ -31,7 +32,7 @@ class Geometry:
         First element of each group's kernel views in the kernel-table arena.
     num_kernel_elements : int
         Size of that arena.
-    groups : int64 [num_groups, GEOMETRY_WORDS]
+    groups : int64 [max(num_groups, 1), GEOMETRY_WORDS]
     views : int64 [num_views, VIEW_WORDS]
     """
 
@@ -57,7 +58,9 @@ class Geometry:
         context_parallel: ContextParallel,
     ) -> "Geometry":
         """Place every table and view, and write down what the kernels need of each group."""
-        groups = np.zeros((len(specs), layout.GEOMETRY_WORDS), np.int64)
+        groups = np.zeros((max(len(specs), 1), layout.GEOMETRY_WORDS), np.int64)
+        if not specs:  # a step without groups has positions and lengths all the same
+            groups[0, layout.TABLE_OFFSET : layout.FIRST_VIEW] = _NO_GROUP
         views: list[tuple[int, int, int]] = []
         view_offsets = []
         table_end = kernel_end = 0

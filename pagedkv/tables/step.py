@@ -29,7 +29,7 @@ class OutputSet:
         self.is_stable = shown is None
         self.shown = DeviceTables(backend, geometry, with_views=True) if shown is None else shown
         self.max_num_tokens = geometry.max_num_batched_tokens
-        num_groups, max_num_reqs = len(geometry.specs), geometry.max_num_reqs
+        num_groups, max_num_reqs = len(geometry.groups), geometry.max_num_reqs
         stride = slot_stride(self.max_num_tokens)
         self.slots = backend.full((num_groups, stride), PAD_SLOT_ID, backend.slot_dtype)
         self.positions = backend.zeros(self.max_num_tokens, np.int64)

@@ -49,7 +49,7 @@ class StepKernels:
         self.stored = DeviceTables(backend, geometry, with_views=with_views)
         self._groups, self._views = backend.asarray(geometry.groups), backend.asarray(geometry.views)
         self._no_ints, self._no_positions = backend.zeros(1, np.int32), backend.zeros(1, np.int64)
-        self._num_groups = max(len(geometry.specs), 1)
+        self._num_groups = len(geometry.groups)
 
     def run(self, buffer: HostBuffer, staging: Staging, sizes: Sizes, outputs: OutputSet, device: Any) -> Any:
         """Return ``run(stream)``, which enqueues the copy and the kernels of a step of these sizes.

@@ -218,7 +218,7 @@ def test_a_model_without_a_cache(backend):
     table.move_row(0, 1)
     table.clear()
     step = table.commit(3, [0, 4, 7, 10], [0, 5, 0], num_reqs_padded=4, num_tokens_padded=16)
-    assert table._committer.outputs[0].slots[:, :16].shape == (0, 16)
+    assert {-1} == set(to_numpy(table._committer.outputs[0].slots).ravel().tolist())
     assert to_numpy(step.positions).tolist() == [0, 1, 2, 3, 5, 6, 7, 0, 1, 2, *[0] * 6]
     assert to_numpy(step.seq_lens).tolist() == [4, 8, 3, 0]
     table.commit_block_table()
