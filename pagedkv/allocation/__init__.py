@@ -13,8 +13,8 @@ from pagedkv.allocation.group_specs import MambaSpec as MambaSpec
 from pagedkv.allocation.group_specs import SlidingWindowSpec as SlidingWindowSpec
 from pagedkv.allocation.hashing import BlockHasher as BlockHasher
 from pagedkv.allocation.hashing import HashChain as HashChain
-from pagedkv.allocation.manager import Allocation as Allocation
 from pagedkv.allocation.manager import KVCacheManager as KVCacheManager
+from pagedkv.allocation.manager_blocks import Allocation as Allocation
 from pagedkv.allocation.page_slots import alloc_decode as alloc_decode
 from pagedkv.allocation.page_slots import alloc_extend as alloc_extend
 from pagedkv.allocation.sequence_table import SequenceBlockTable as SequenceBlockTable

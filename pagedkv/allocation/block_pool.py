@@ -24,7 +24,7 @@ class BlockPool(PrefixCache):
     takes from the head of the free queue. `free` puts the blocks that nobody holds any more back: those
     without a key before the head, so what was used last is reused first, and cached ones behind the tail,
     so they stay longest. A cached block loses its key when it is handed out; that is all that evicting
-    is. `allocate(n)` succeeds exactly when n blocks are free, whatever happened before.
+    is. `allocate(n)` succeeds exactly when n blocks are free.
 
     Parameters
     ----------
@@ -194,8 +194,8 @@ class BlockPool(PrefixCache):
         block = int(ids[place])
         if not NULL_BLOCK_ID <= block < self.num_blocks:
             return self._outside(ids, place)
-        times = int(np.count_nonzero(ids[: place + 1] == block))
+        times, held = int(np.count_nonzero(ids[: place + 1] == block)), self.num_owners(block)
         return DoubleFreeError(
-            f"block_ids[{place}] frees block {block} {times} times: it is held {self.num_owners(block)} "
-            "times (free each table's blocks once)"
+            f"block_ids[{place}] frees block {block} {times} times: it is held {held} times "
+            "(free each table's blocks once)"
         )

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from pagedkv.allocation import forking, giving_back, growth
 from pagedkv.allocation import sequence_state as s
+from pagedkv.allocation.extra_keys import ExtraKeys
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_steps import ManagerSteps
 from pagedkv.checks import IntArray, check_int
@@ -19,7 +20,33 @@ _NO_KEY = np.empty(0, np.uint64)
 
 
 class ManagerTokens(ManagerSteps):
-    """Base of `KVCacheManager`: append, truncate, fork."""
+    """Base of `KVCacheManager`: add, append, truncate, fork."""
+
+    def add(self, token_ids: Any, *, extra_keys: ExtraKeys | None = None, num_encoder_tokens: int = 0) -> int:
+        """Add a sequence that waits; it holds nothing yet.
+
+        Parameters
+        ----------
+        token_ids : array_like of int, shape [n]
+            Its prompt, at least one token.
+        extra_keys : ExtraKeys, optional
+            What besides the tokens its KV depends on.
+        num_encoder_tokens : int
+            Tokens of the encoder, for cross-attention groups.
+
+        Returns
+        -------
+        int
+            The sequence's handle.
+        """
+        tokens = self._tokens(token_ids)
+        if not 1 <= tokens.size <= self.max_model_len:
+            raise CapacityError(
+                f"token_ids must hold 1 to {self.max_model_len} tokens (max_model_len), got {tokens.size}"
+            )
+        at = self._state.open_place(check_int("num_encoder_tokens", num_encoder_tokens))
+        self._state.write_tokens(at, tokens, extra_keys)
+        return self._state.handle(at)
 
     def append(self, seqs: Any, token_ids: Any, lens: Any = None) -> None:
         """Append tokens to a batch of sequences: sampled ones, or drafts.

@@ -25,7 +25,6 @@ class SequenceBlockTable(LogicalBlocks):
     Parameters
     ----------
     pool : BlockPool
-        Where the blocks come from and go back to.
     block_size : int
         Tokens a block, at least 1.
 
@@ -62,12 +61,11 @@ class SequenceBlockTable(LogicalBlocks):
         Returns
         -------
         ndarray of int32, shape [num_blocks]
-            The new physical blocks.
 
         Raises
         ------
         OutOfBlocksError
-            The pool has fewer; table and pool are unchanged.
+            The pool has fewer; nothing has changed.
         """
         self._check_live()
         block_ids = self._pool.allocate(num_blocks)
@@ -78,12 +76,7 @@ class SequenceBlockTable(LogicalBlocks):
         """Append tokens, and take the blocks that they need beyond those held.
 
         Where the first of them falls into a block that another table holds too, that block is replaced
-        by a copy of its own first; `pool.take_copies()` says what to copy.
-
-        Parameters
-        ----------
-        num_tokens : int
-            How many; 0 does nothing.
+        by a copy of its own first; `pool.take_copies()` says what to copy. 0 tokens do nothing.
 
         Returns
         -------
@@ -122,8 +115,7 @@ class SequenceBlockTable(LogicalBlocks):
         Raises
         ------
         ValueError
-            `num_tokens` does not fill n blocks but for a part of the last, or the table holds blocks
-            that are not full.
+            `num_tokens` does not fit n blocks, or the table holds blocks that are not full.
         InvalidBlockError
             An id is NULL or lies outside the pool. In all cases nothing changes.
         """
@@ -175,10 +167,7 @@ class SequenceBlockTable(LogicalBlocks):
     def free(self) -> None:
         """Give every block back, the last first, and end the table.
 
-        Raises
-        ------
-        StaleSequenceError
-            The table was freed before.
+        A table that was freed refuses everything with StaleSequenceError.
         """
         self._check_live()
         self._pool.free(self._ids[: self._num_blocks][::-1])

@@ -40,7 +40,7 @@ SOAKS = {
 
 MUTATIONS = {
     "publish at schedule time": [
-        ("manager.py", "        self._fetch_events()\n        return Allocation(", PUBLISH_EARLY[1:]),
+        ("manager_blocks.py", "        self._fetch_events()\n        return Allocation(", PUBLISH_EARLY[1:]),
     ],
     "copies are not pinned": [
         ("admission.py", "    pool.records[block, PINS] += 1\n", "    pool.records[block, REFS] -= 1\n"),
