@@ -78,6 +78,11 @@ class TestPages:
 
         assert {page.stem for page in PAGES} - {"index"} == listed
 
+    def test_errors_page_lists_every_error(self):
+        page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+
+        assert set(pagedkv.errors.__all__) == set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+
 
 @pytest.mark.parametrize("name", public_modules())
 def test_doctests(name):
