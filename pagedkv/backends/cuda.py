@@ -54,6 +54,8 @@ class CudaBackend:
     """A stream of this type is taken as it is; `stream` makes one of anything else."""
 
     # What every step calls, over bare handles and without a Python frame in between.
+    current_device = staticmethod(runtime.getDevice)
+    """current_device(): the number of the device that is current in this thread"""
     launch = staticmethod(runtime.graphLaunch)
     """launch(graph.graphExec, stream.ptr)"""
     record = staticmethod(runtime.eventRecord)

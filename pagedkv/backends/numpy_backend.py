@@ -1,6 +1,7 @@
 """The NumPy backend: host arrays stand in for the device's, and the kernels are their definitions."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,13 @@ class NumpyBackend:
 
     def __init__(self, slot_dtype: npt.DTypeLike = np.int64) -> None:
         self.slot_dtype = np.dtype(slot_dtype)
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Return a context in which this backend's device is the current one: always."""
+        return nullcontext()
+
+    def current_device(self) -> None:
+        """Return the number of the current device: the host has none."""
 
     def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return an array of zeros."""

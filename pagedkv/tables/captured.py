@@ -61,7 +61,9 @@ class CapturedStep:
 
     def enqueue(self, stream: Any = None) -> None:
         """Enqueue the copy and the kernels on a stream, which may be capturing."""
-        self._run(self._committer.backend.stream(stream))
+        backend = self._committer.backend
+        with backend.activate():
+            self._run(backend.stream(stream))
 
     def pack(
         self, num_reqs: int, query_start_loc: Any, num_computed_tokens: Any, *, rows: Any = None

@@ -301,7 +301,8 @@ class MultiGroupBlockTable:
         """Send every changed row to the device, whatever `num_reqs`; no copy where nothing changed."""
         if num_reqs is not None:
             check_int("num_reqs", num_reqs, 0, self.max_num_reqs)
-        self._committer.commit_rows(stream)
+        with self._committer.backend.activate():
+            self._committer.commit_rows(stream)
 
     def compute_slot_mapping(
         self,

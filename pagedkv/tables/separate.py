@@ -19,6 +19,13 @@ def compute_slot_mapping(
     committer: Committer, num_reqs: int, query_start_loc: Any, positions: Any, rows: Any, stream: Any
 ) -> None:
     """Check, stage what lies on the host (one copy each), and launch slot_mapping over all groups."""
+    with committer.backend.activate():
+        _compute(committer, num_reqs, query_start_loc, positions, rows, stream)
+
+
+def _compute(
+    committer: Committer, num_reqs: int, query_start_loc: Any, positions: Any, rows: Any, stream: Any
+) -> None:
     geometry, backend = committer.geometry, committer.backend
     check_int("num_reqs", num_reqs, 0, geometry.max_num_reqs)
     starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, np.int32)
