@@ -5,7 +5,7 @@ and its length: an adapter "x" is not a salt "x", "1" is not 1, and no two lists
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +29,7 @@ class ExtraKeys:
         Identifies the adapter (LoRA) and its weights; it tells every block apart.
     multimodal : tuple of (identifier, start, length)
         Items that stand for placeholder tokens: which item, at which token position, over how many
-        tokens. Each tells the blocks apart that it overlaps.
+        tokens of the prompt. Each tells the blocks apart that it overlaps.
     cache_salt : str, bytes or int, optional
         Tells the first block apart, and through the chain all others.
     """
@@ -42,6 +42,15 @@ class ExtraKeys:
         for _, start, length in self.multimodal:
             check_int("multimodal item start", start)
             check_int("multimodal item length", length, low=1)
+
+    def clipped(self, num_tokens: int) -> "ExtraKeys":
+        """Return what is left of them where a sequence is cut to so many tokens."""
+        items = tuple(
+            (identifier, start, min(length, num_tokens - start))
+            for identifier, start, length in self.multimodal
+            if start < num_tokens
+        )
+        return replace(self, multimodal=items)
 
     def digests(self, first_block: int, num_blocks: int, block_size: int) -> KeyArray:
         """Return one digest per block, uint64 [num_blocks, 2]; zeros where nothing tells it apart."""
@@ -59,8 +68,10 @@ class ExtraKeys:
             values = self.adapter if isinstance(self.adapter, tuple) else (self.adapter,)
             fields.append(_field(b"a", *values))
         for identifier, start, length in self.multimodal:
-            if start < (block + 1) * block_size and start + length > block * block_size:
-                fields.append(_field(b"m", identifier, start - block * block_size))
+            first, end = block * block_size, (block + 1) * block_size
+            covered = min(start + length, end) - max(start, first)
+            if covered > 0:
+                fields.append(_field(b"m", identifier, start - first, covered))
         if block == 0 and self.cache_salt is not None:
             fields.append(_field(b"s", self.cache_salt))
         return fields

@@ -149,6 +149,14 @@ class ManagerState:
             self.store.copy(int(source[s.EXTENT]), int(target[s.EXTENT]), num_pages)
             self.sync_store()
 
+    def cut_extras(self, at: int, num_tokens: int) -> None:
+        """Forget the extras of tokens that a truncation took away."""
+        size = self.store.page_size
+        if at in self.extra_keys:
+            self.extra_keys[at] = self.extra_keys[at].clipped(num_tokens)
+        if size and num_tokens // size <= self.arrays.sequences[at, s.HASHED_AT_ADD]:
+            self.set_later_extras(at, num_tokens // size)
+
     def set_later_extras(self, at: int, block: int) -> None:
         """Note what extras the block at the end of the sequence has, and those after it."""
         keys, size = self.extra_keys.get(at), self.store.page_size

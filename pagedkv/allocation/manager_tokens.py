@@ -44,6 +44,11 @@ class ManagerTokens(ManagerSteps):
             raise CapacityError(
                 f"token_ids must hold 1 to {self.max_model_len} tokens (max_model_len), got {tokens.size}"
             )
+        for _, start, length in extra_keys.multimodal if extra_keys else ():
+            if start + length > tokens.size:
+                raise ValueError(
+                    f"multimodal items must lie in the prompt of {tokens.size} tokens, got {start} + {length}"
+                )
         at = self._state.open_place(check_int("num_encoder_tokens", num_encoder_tokens))
         self._state.write_tokens(at, tokens, extra_keys)
         return self._state.handle(at)
@@ -88,10 +93,7 @@ class ManagerTokens(ManagerSteps):
         fault, blocks = giving_back.truncate(self._state.compiled_state(), seq, num_tokens, self._defers)
         raise_fault(self, fault, 0, [seq], num_tokens)
         self._defer(blocks)
-        at = seq & 0xFFFFFFFF
-        size = self._state.store.page_size
-        if size and num_tokens // size < self._state.arrays.sequences[at, s.HASHED_AT_ADD]:
-            self._state.set_later_extras(at, num_tokens // size)
+        self._state.cut_extras(seq & 0xFFFFFFFF, num_tokens)
 
     def fork(self, seq: int, n: int = 1) -> npt.NDArray[np.int64]:
         """Add n sequences that share a sequence's tokens and computed blocks.

@@ -7,6 +7,7 @@ write, commit, read back.
 
 import numpy as np
 
+from pagedkv.allocation.extra_keys import ExtraKeys
 from pagedkv.allocation.group_specs import CrossAttentionSpec, EncoderOnlyAttentionSpec, MambaSpec
 from pagedkv.allocation.manager_state import block_sizes
 
@@ -40,7 +41,8 @@ class Engine:
         self.num_copies = 0
 
     def tag(self, group, sequence, end):
-        key = group, sequence.extra_keys, tuple(sequence.tokens[:end])
+        extra_keys = (sequence.extra_keys or ExtraKeys()).clipped(end)
+        key = group, extra_keys, tuple(sequence.tokens[:end])
         return self.tags.setdefault(key, len(self.tags))
 
     def add(self, tokens, extra_keys=None, num_encoder_tokens=0):

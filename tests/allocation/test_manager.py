@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pagedkv import errors
 from pagedkv.allocation.events import BlockRemoved, BlockStored
@@ -413,6 +415,41 @@ def test_blocks_given_back_wait_for_the_steps_in_flight():
         manager.end_step(second)
 
 
+def test_window_blocks_and_preempted_blocks_wait_for_steps_in_flight_too():
+    manager = manager_of(SlidingWindowSpec(2, 4), num_blocks=12, defer_frees=True)
+    seq = manager.add(range(12))
+    manager.allocate_slots([seq], [12])
+    step = manager.begin_step()
+
+    manager.commit([seq], [12])
+    assert (table(manager, seq), manager.num_free_blocks) == ([0, 0, 0, 0, 5, 6], 5)
+    manager.preempt([seq])
+    assert manager.num_free_blocks == 5
+    manager.end_step(step)
+
+    assert manager.num_free_blocks == 11
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_more_cached_content_never_shortens_a_full_attention_hit(data):
+    prompts = data.draw(
+        st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=16), min_size=1, max_size=6)
+    )
+    asked = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=16))
+    manager = manager_of(FullAttentionSpec(2), num_blocks=100)
+    before = 0
+    for prompt in prompts:
+        run(manager, manager.add(prompt))
+        probe = manager.add(asked)
+        hit = manager.match_prefix(probe)
+        manager.free([probe])
+
+        assert before <= hit <= len(asked) - 1
+        assert hit % 2 == 0
+        before = hit
+
+
 def test_common_prefix_counts_only_those_asked_about():
     """R1 = [a, b], R2 = [a, c] finished but held, R3 apart: nothing is common to R1 and R3."""
     manager = manager_of()
@@ -523,6 +560,7 @@ def test_translate_gives_slots_and_pads():
         (lambda m, _: m.add([]), errors.CapacityError, "1 to 64"),
         (lambda m, _: m.add([1] * 65), errors.CapacityError, "1 to 64"),
         (lambda m, _: m.add([-1]), ValueError, "token_ids"),
+        (lambda m, _: m.add([1], extra_keys=ExtraKeys(multimodal=(("x", 0, 2),))), ValueError, "multimodal"),
         (lambda m, s: m.free([s, 7]), errors.StaleSequenceError, r"seqs\[1\] must be a live sequence, got 7"),
         (lambda m, s: m.translate([s], [0], group=1), ValueError, "group"),
         (lambda m, _: m.copies_done([[1, 2]]), errors.InvalidBlockError, "pinned 0 times"),

@@ -105,8 +105,17 @@ class ManagerMachine(RuleBasedStateMachine):
         known = random.choice(self.engine.live).tokens if self.engine.live else []
         tokens = known[: random.randint(0, length)] if random.random() < 0.7 else []
         tokens = tokens + [random.randint(0, 1) for _ in range(length - len(tokens))]
-        extra_keys = ExtraKeys(cache_salt="s") if random.random() < 0.2 else None
+        extra_keys = random.choice([None, None, self.extra_keys(random, length)])
         self.engine.add(tokens, extra_keys=extra_keys, num_encoder_tokens=random.randint(0, 5))
+
+    def extra_keys(self, random, length):
+        start = random.randrange(length)
+        item = random.choice("xy"), start, random.randint(1, length - start)
+        return ExtraKeys(
+            adapter=random.choice([None, None, "a"]),
+            multimodal=random.choice([(), (item,)]),
+            cache_salt=random.choice([None, None, "s"]),
+        )
 
     def sample(self, random):
         """Every sequence that has computed all its tokens gets another one, in one call."""
@@ -280,6 +289,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         self.manager.truncate(sequence.handle, num_tokens)
         del sequence.tokens[num_tokens:]
+        sequence.extra_keys = sequence.extra_keys and sequence.extra_keys.clipped(num_tokens)
         sequence.computed = min(sequence.computed, num_tokens)
         sequence.matched = min(sequence.matched, num_tokens - 1)
         self.engine.read_back()
@@ -449,6 +459,11 @@ ACTIONS = {
     "reset": 1,
     "bad_calls": 1,
 }
+
+
+def digest(machine):
+    """What is left of a life: the order of the free queue, which tells every call, and the numbers."""
+    return f"{machine.manager.pool.free_block_ids().tolist()} {machine.manager.stats()}"
 
 
 def soak(choice, seed, num_actions):

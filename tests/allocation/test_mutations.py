@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from . import test_manager_machine as machine
+
 ROOT = Path(__file__).resolve().parents[2]
 ALLOCATION = Path("pagedkv", "allocation")
 LIVES = """
@@ -21,7 +23,7 @@ machine.ALGORITHMS = ("siphash",)
 test_manager.test_a_hit_that_went_between_lookup_and_allocation_is_not_taken()
 for seed in range({seeds}):
     for choice in machine.CHOICES{chosen}:
-        machine.soak(choice, seed, num_actions=40)
+        print(machine.digest(machine.soak(choice, seed, num_actions=40)))
 """
 
 PUBLISH_EARLY = """
@@ -110,10 +112,15 @@ def copy(tmp_path):
     return tmp_path
 
 
-def test_without_a_fault_the_long_lives_go_well(copy):
+def test_compiled_and_plain_python_lead_the_same_lives(copy, monkeypatch):
+    """Without a fault the lives go well, and what the compiler makes of the loops ends where they do."""
+    monkeypatch.setattr(machine, "ALGORITHMS", ("siphash",))
+    compiled = [machine.digest(machine.soak(choice, 0, num_actions=40)) for choice in machine.CHOICES]
+
     result = live(copy, seeds=1)
 
     assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.splitlines() == compiled
 
 
 @pytest.mark.parametrize("fault", MUTATIONS)
