@@ -101,10 +101,6 @@ class Committer:
         changed then.
         """
         backend = self.backend
-        if backend.current_device() != backend.device:
-            with backend.activate():
-                arrays = (num_reqs, query_start_loc, num_computed_tokens, rows, num_reqs_padded)
-                return self.commit(*arrays, num_tokens_padded, positions, out, stream)
         if type(stream) is not backend.stream_type:
             stream = backend.stream(stream)
         stream_id = stream.ptr
