@@ -8,7 +8,7 @@ import numpy.typing as npt
 from pagedkv.allocation.translation import slots_of, translate_blocks
 from pagedkv.checks import IntArray, check_int
 
-__all__ = ["LogicalBlocks"]
+__all__ = ["LogicalBlocks", "as_int64"]
 
 _INITIAL_CAPACITY = 8
 
@@ -69,7 +69,7 @@ class LogicalBlocks:
         IndexError
             One of them is below 0 or not held.
         """
-        logical = _as_int64("logical_blocks", logical_blocks)
+        logical = as_int64("logical_blocks", logical_blocks)
         out = np.empty(logical.size, np.int32)
         place = translate_blocks(self._ids, self._num_blocks, logical, out)
         if place >= 0:
@@ -94,7 +94,7 @@ class LogicalBlocks:
         IndexError
             A position is below 0 or past the blocks held.
         """
-        wanted = _as_int64("positions", positions)
+        wanted = as_int64("positions", positions)
         out = np.empty(wanted.size, np.int64)
         place = slots_of(self._ids, self._num_blocks, self.block_size, wanted, out)
         if place >= 0:
@@ -116,7 +116,8 @@ class LogicalBlocks:
         return IndexError(f"{name} must lie in [0, {limit}), got {value}")
 
 
-def _as_int64(name: str, values: Any) -> npt.NDArray[np.int64]:
+def as_int64(name: str, values: Any) -> npt.NDArray[np.int64]:
+    """Return positions or logical blocks as int64, shape [n], or raise TypeError or ValueError."""
     array = np.asarray(values)
     if array.size == 0 and not isinstance(values, np.ndarray):
         return np.empty(0, np.int64)

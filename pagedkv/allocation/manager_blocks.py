@@ -7,6 +7,7 @@ from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_tokens import ManagerTokens
 from pagedkv.checks import IntArray, check_int
+from pagedkv.constants import MAX_INT32
 
 __all__ = ["Allocation", "ManagerBlocks"]
 
@@ -37,7 +38,7 @@ class ManagerBlocks(ManagerTokens):
 
         Nothing is pinned. The first allocation takes what is still there, and says how much it was.
         """
-        fault, hit = queries.match(self._state.compiled_state(), seq)
+        fault, hit = queries.match(self._state.compiled_state(), self._handle(seq))
         raise_fault(self, fault, 0, [seq])
         return int(hit)
 
@@ -104,7 +105,7 @@ class ManagerBlocks(ManagerTokens):
     def _allocate(self, seqs: Any, num_new: Any, lookahead: int, *, exclusive: bool) -> Allocation:
         handles = self._handles(seqs)
         counts = self._numbers("num_new_tokens", num_new, handles)
-        if type(lookahead) is not int or lookahead < 0:
+        if type(lookahead) is not int or not 0 <= lookahead <= MAX_INT32:
             lookahead = check_int("num_lookahead_tokens", lookahead)
         self._state.grow_copies(handles.size * len(self.groups))
         if self.pool.has_events:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from pagedkv.allocation import queries
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.block_pool import BlockPool
+from pagedkv.allocation.logical_blocks import as_int64
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_state import ManagerState
 from pagedkv.allocation.stats import KVCacheStats, manager_stats
@@ -87,7 +88,7 @@ class ManagerReads:
         -------
         ndarray of int64, shape [n]
         """
-        handles, where = self._handles(seqs), np.ascontiguousarray(positions, np.int64)
+        handles, where = self._handles(seqs), as_int64("positions", positions)
         check_shape("positions", where, handles.shape, "[len(seqs)]")
         check_int("group", group, 0, len(self.groups) - 1)
         out = np.empty(handles.size, np.int64)
@@ -110,7 +111,10 @@ class ManagerReads:
         """
         handles = self._handles(seqs)
         counts = self._numbers("num_new_tokens", num_new_tokens, handles)
-        state = self._state.compiled_state()
+        state, num_lookahead_tokens = (
+            self._state.compiled_state(),
+            check_int("lookahead", num_lookahead_tokens),
+        )
         needed: IntArray
         fault, at, needed = queries.needed_blocks(state, handles, counts, num_lookahead_tokens)
         raise_fault(self, fault, at, handles)
@@ -134,6 +138,11 @@ class ManagerReads:
         if handles.dtype.kind not in "iu" or handles.ndim != 1:
             raise TypeError(f"seqs must be a list of handles, got {handles.dtype} {list(handles.shape)}")
         return np.ascontiguousarray(handles, np.int64)
+
+    def _handle(self, seq: Any) -> int:
+        if type(seq) is int and -(1 << 63) <= seq < 1 << 63:
+            return seq
+        return int(self._handles([seq])[0])
 
     def _numbers(self, name: str, values: Any, handles: Handles) -> Any:
         """One int32 for each handle; compiled calls check the values."""

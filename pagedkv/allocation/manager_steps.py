@@ -45,7 +45,9 @@ class ManagerSteps(ManagerReads):
         InvalidBlockError
             A block is not pinned so often; nothing is unpinned.
         """
-        pairs = as_int32("copies", np.asarray(copies, np.int32).ravel(), 0, self.pool.num_blocks - 1)
+        if np.size(copies) == 0:
+            return
+        pairs = as_int32("copies", np.asarray(copies).ravel(), 0, self.pool.num_blocks - 1)
         blocks, times = np.unique(pairs, return_counts=True)
         pinned = self.pool.pin_counts[blocks]
         if (times > pinned).any():

@@ -89,7 +89,7 @@ class ManagerTokens(ManagerSteps):
         ValueError
             More tokens than there are, or back to where a window or a recurrent state cannot follow.
         """
-        num_tokens = check_int("num_tokens", num_tokens, low=1)
+        seq, num_tokens = self._handle(seq), check_int("num_tokens", num_tokens, low=1)
         fault, blocks = giving_back.truncate(self._state.compiled_state(), seq, num_tokens, self._defers)
         raise_fault(self, fault, 0, [seq], num_tokens)
         self._defer(blocks)
@@ -106,7 +106,7 @@ class ManagerTokens(ManagerSteps):
         OutOfBlocksError, CapacityError
             There are too few blocks for the states, or rows; nothing has changed.
         """
-        n = check_int("n", n)
+        seq, n = self._handle(seq), check_int("n", n)
         state = self._state
         fault, per_child = forking.needs(state.compiled_state(), seq)
         raise_fault(self, fault, 0, [seq])

@@ -10,6 +10,7 @@ from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.prefix_index import find
 from pagedkv.allocation.publishing import with_group
 from pagedkv.allocation.sequence_state import EXTENT, Array, Int
+from pagedkv.compiled import compiled
 
 __all__ = ["block_at", "longest_hit"]
 
@@ -21,7 +22,7 @@ def block_at(pool_keys: Array, index: Array, m: Array, line: Array, g: int, j: i
     return find(pool_keys, index, m.keys[page, 0], with_group(m.keys[page, 1], g))
 
 
-@inlined
+@compiled
 def longest_hit(pool_keys: Array, index: Array, m: Array, line: Array, limit: int, alignment: int) -> Int:
     """Return the longest valid hit of at most `limit` tokens."""
     hit = limit - limit % alignment
