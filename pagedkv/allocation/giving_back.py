@@ -57,11 +57,11 @@ def _leave(m: Array, at: int) -> None:
 def give_back(state: Array, handles: Array, end: bool, defer: bool) -> tuple[int, int, Array, Array]:
     """Free sequences (`end`) or preempt them; (fault, index at fault, places, blocks to free later)."""
     pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
-    places = np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
-    fault, at = s.places_of(m.sequences, m.totals, handles, places)
+    fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
-        return fault, at, places, nothing
+        return fault, at, nothing, nothing
+    places = m.batch_places[: handles.size].copy()
     room = 0
     for i in range(places.size):
         row = m.sequences[places[i], s.ROW]
@@ -84,6 +84,7 @@ def give_back(state: Array, handles: Array, end: bool, defer: bool) -> tuple[int
             line[s.LIVE] = 0
             line[s.GENERATION] = line[s.GENERATION] % 0x7FFFFFFF + 1
             m.totals[s.NUM_SEQUENCES] -= 1
+            m.totals[s.NUM_ENDED] += 1
         else:
             line[s.NUM_PREEMPTIONS] += 1
             m.totals[s.PREEMPTED] += 1

@@ -94,10 +94,10 @@ def append(
     OUT_OF_BLOCKS stands for pages here: a sequence has outgrown its extent, and must be moved first.
     """
     m = s.ManagerArrays(*state[2])
-    places = np.empty(handles.size, np.int32)
-    fault, at = s.places_of(m.sequences, m.totals, handles, places)
+    fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at
+    places = m.batch_places[: handles.size]
     fault, at = _room_for(m, places, token_ids.size, lens)
     if fault != s.GOOD:
         return fault, at

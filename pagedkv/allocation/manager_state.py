@@ -54,6 +54,8 @@ class ManagerState:
             copies=np.zeros((64, 2), np.int32),
             limits=np.array(limits, np.int64),
             recent=np.zeros((_RECENT, 2), np.int64),
+            batch_handles=np.empty(0, np.int64),
+            batch_places=np.empty(0, np.int32),
             totals=np.zeros(s.NUM_TOTALS, np.int64),
         )
         self.grow_sequences(64)
@@ -82,7 +84,14 @@ class ManagerState:
         )
         sequences[old:, s.GENERATION] = 1
         self._places += range(old + num - 1, old - 1, -1)
-        self.replace(sequences=sequences, cursors=cursors, extras=extras)
+        self.replace(
+            sequences=sequences,
+            cursors=cursors,
+            extras=extras,
+            batch_handles=np.empty(old + num, np.int64),
+            batch_places=np.empty(old + num, np.int32),
+        )
+        self.arrays.totals[s.BATCH_SIZE] = -1
 
     def grow_copies(self, num: int) -> None:
         """Make room for `num` more pending copies."""

@@ -130,11 +130,12 @@ def allocate(
 ) -> tuple[int, int, int, Array, Array]:
     """Allocate for a batch; (fault, sequences done or index at fault, blocks needed, new ids, computed)."""
     pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
-    places, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
-    computed, nothing = np.empty(handles.size, np.int32), np.empty(0, np.int32)
-    fault, at = s.places_of(m.sequences, m.totals, handles, places)
+    computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
+    nothing = np.empty(0, np.int32)
+    fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at, 0, nothing, computed
+    places = m.batch_places[: handles.size]
     fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, hard)
     if fault != s.GOOD or num_hard == 0:
         return fault, handles.size if fault == s.GOOD else at, 0, nothing, computed

@@ -9,7 +9,8 @@
     copies     int32 [capacity, 2]        copies that were not taken yet: source, target
     limits     int64 [5]                  what was fixed at construction
     recent     int64 [1000, 2]            prompt tokens and hits of the last sequences admitted
-    totals     int64 [10]                 counters
+    batch_*    [capacity]                 the last batch's handles, int64, and places, int32
+    totals     int64 [13]                 counters
 
 A handle is `generation << 32 | place`; freeing a sequence raises the generation of its place.
 """
@@ -76,7 +77,11 @@ QUERIED_AGAIN: Final = 6
 HIT_AGAIN: Final = 7
 ADMITTED: Final = 8
 PREEMPTED: Final = 9
-NUM_TOTALS: Final = 10
+NUM_ENDED: Final = 10
+BATCH_SIZE: Final = 11
+BATCH_ENDED: Final = 12
+"""How many sequences had ended when the last batch was looked up."""
+NUM_TOTALS: Final = 13
 
 GOOD: Final = 0
 BAD_HANDLE: Final = 1
@@ -102,6 +107,8 @@ class ManagerArrays(NamedTuple):
     copies: IntArray
     limits: npt.NDArray[np.int64]
     recent: npt.NDArray[np.int64]
+    batch_handles: Handles
+    batch_places: IntArray
     totals: npt.NDArray[np.int64]
 
 
@@ -117,16 +124,27 @@ def place_of(sequences: Array, handle: int) -> Int:
 
 
 @inlined
-def places_of(sequences: Array, totals: Array, handles: Array, places: Array) -> tuple[int, int]:
-    """Fill `places`; (fault, index in the batch). Each sequence may occur once."""
+def places_of(m: Array, handles: Array) -> tuple[Int, Int]:
+    """Find the places of a batch, in `batch_places`; (fault, index). Each sequence may occur once.
+
+    The calls of a step name the same batch: as long as no sequence ends, its places are still there.
+    """
+    totals, num = m.totals, handles.size
+    if num == totals[BATCH_SIZE] and totals[BATCH_ENDED] == totals[NUM_ENDED]:
+        differs = np.int64(0)
+        for i in range(num):
+            differs |= handles[i] ^ m.batch_handles[i]
+        if differs == 0:
+            return GOOD, 0
+    totals[BATCH_SIZE] = -1
     totals[BATCH] = totals[BATCH] % 0x7FFFFFFF + 1
-    batch = totals[BATCH]
-    for i in range(handles.size):
-        at = place_of(sequences, handles[i])
+    for i in range(num):
+        at = place_of(m.sequences, handles[i])
         if at < 0:
             return BAD_HANDLE, i
-        if sequences[at, STAMP] == batch:
+        if m.sequences[at, STAMP] == totals[BATCH]:
             return REPEATED, i
-        sequences[at, STAMP] = batch
-        places[i] = at
+        m.sequences[at, STAMP] = totals[BATCH]
+        m.batch_handles[i], m.batch_places[i] = handles[i], at
+    totals[BATCH_SIZE], totals[BATCH_ENDED] = num, totals[NUM_ENDED]
     return GOOD, 0

@@ -136,11 +136,12 @@ def _publish_and_drop(
 def commit(state: Array, handles: Array, computed: Array, defer: bool) -> tuple[int, int, Array]:
     """Settle a batch; (fault, index at fault, blocks to free later if `defer`)."""
     pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
-    places, busy = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
+    busy = np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
-    fault, at = s.places_of(m.sequences, m.totals, handles, places)
+    fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at, nothing
+    places = m.batch_places[: handles.size]
     fault, at, num_busy = _sort_out(m, places, computed, busy)
     if fault != s.GOOD:
         return fault, at, nothing
