@@ -3,13 +3,14 @@
 import numpy as np
 
 from pagedkv.allocation import sequence_state as s
-from pagedkv.allocation.block_records import PINS, REFS, PoolArrays
+from pagedkv.allocation.block_records import PINS, REFS
 from pagedkv.allocation.group_rules import BLOCK_SIZE, KIND, SPARE, STATE, STATE_ALIGNED
 from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.references import take
 from pagedkv.allocation.row_writing import base_of, note_copy, set_capacity, set_next_event
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
-from pagedkv.mirror import MirrorState, mark_dirty
+from pagedkv.mirror import mark_dirty
 
 Array = s.Array
 Int = s.Int
@@ -84,7 +85,7 @@ def _share_row(
 @compiled
 def needs(state: Array, handle: int) -> tuple[int, int]:
     """Blocks that a fork takes; (fault, blocks)."""
-    m = s.ManagerArrays(*state[2])
+    _, _, m = unpack(state)
     at = s.place_of(m.sequences, handle)
     if at < 0:
         return s.BAD_HANDLE, 0
@@ -95,7 +96,7 @@ def needs(state: Array, handle: int) -> tuple[int, int]:
 @compiled
 def fork(state: Array, at: int, child_at: int) -> None:
     """Give the sequence at `child_at` the blocks of the one at `at`; there are blocks and a row for it."""
-    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    pool, mirror, m = unpack(state)
     parent, child = m.sequences[at], m.sequences[child_at]
     if parent[s.ROW] < 0:
         return

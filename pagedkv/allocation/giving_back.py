@@ -3,13 +3,13 @@
 import numpy as np
 
 from pagedkv.allocation import sequence_state as s
-from pagedkv.allocation.block_records import PoolArrays
 from pagedkv.allocation.group_rules import BLOCK_SIZE, CROSS, KIND, STATE, STATE_ALIGNED, first_needed_block
 from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.references import release
 from pagedkv.allocation.row_writing import base_of, set_capacity, set_next_event
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
-from pagedkv.mirror import MirrorState, mark_dirty
+from pagedkv.mirror import mark_dirty
 
 Array = s.Array
 Int = s.Int
@@ -56,7 +56,7 @@ def _leave(m: Array, at: int) -> None:
 @compiled
 def give_back(state: Array, handles: Array, end: bool, defer: bool) -> tuple[int, int, Array, Array]:
     """Free sequences (`end`) or preempt them; (fault, index at fault, places, blocks to free later)."""
-    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    pool, mirror, m = unpack(state)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
@@ -98,7 +98,7 @@ def truncate(state: Array, handle: int, num_tokens: int, defer: bool) -> tuple[i
     Blocks for tokens that were never computed stay for the next ones. Where computed tokens go, their
     blocks go too: they may be shared or cached, and others must not see them written again.
     """
-    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    pool, mirror, m = unpack(state)
     nothing = np.empty(0, np.int32)
     at = s.place_of(m.sequences, handle)
     if at < 0:

@@ -5,6 +5,7 @@ import numpy as np
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.hashing import WORK_SIZE, hash_chain
 from pagedkv.allocation.inlined import inlined
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
 
 Array = s.Array
@@ -32,8 +33,8 @@ def _fill_extras(m: Array, at: int, extras: Array) -> Int:
     line = m.sequences[at]
     first, num = line[s.NUM_HASHED], line[s.NUM_TOKENS] // m.limits[s.PAGE_SIZE] - line[s.NUM_HASHED]
     for j in range(num):
-        later = 1 if first + j > line[s.HASHED_AT_ADD] else 0
-        extras[j, 0], extras[j, 1] = m.extras[at, later, 0], m.extras[at, later, 1]
+        later = 2 if first + j > line[s.HASHED_AT_ADD] else 0
+        extras[j, 0], extras[j, 1] = m.extras[at, later], m.extras[at, later + 1]
     return num
 
 
@@ -93,7 +94,7 @@ def append(
 
     OUT_OF_BLOCKS stands for pages here: a sequence has outgrown its extent, and must be moved first.
     """
-    m = s.ManagerArrays(*state[2])
+    _, _, m = unpack(state)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at
@@ -110,7 +111,7 @@ def append(
 @compiled
 def hash_new(state: Array, at: int, tokens: Array, secret: Array, start: Array, extras: Array) -> None:
     """Write the first tokens of a sequence to its pages, and hash the full ones."""
-    m = s.ManagerArrays(*state[2])
+    _, _, m = unpack(state)
     first = m.sequences[at, s.EXTENT] * m.limits[s.PAGE_SIZE]
     for k in range(tokens.size):
         m.tokens[first + k] = tokens[k]

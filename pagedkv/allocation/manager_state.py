@@ -13,6 +13,7 @@ from pagedkv.allocation.extra_keys import ExtraKeys
 from pagedkv.allocation.group_specs import FullAttentionSpec, GroupSpec
 from pagedkv.allocation.hashing import BlockHasher
 from pagedkv.allocation.token_store import TokenStore
+from pagedkv.allocation.unpacking import pack
 from pagedkv.checks import IntArray, check_int
 from pagedkv.mirror import HostMirror
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec, table_width
@@ -49,7 +50,7 @@ class ManagerState:
             cursors=np.zeros((0, len(groups), 2), np.int32),
             tokens=self.store.tokens,
             keys=self.store.keys,
-            extras=np.zeros((0, 2, 2), np.uint64),
+            extras=np.zeros((0, 4), np.uint64),
             rows=np.array([num_rows, *range(num_rows - 1, -1, -1)], np.int32),
             copies=np.zeros((64, 2), np.int32),
             limits=np.array(limits, np.int64),
@@ -60,16 +61,16 @@ class ManagerState:
         )
         self.grow_sequences(64)
 
-    def compiled_state(self) -> tuple[Any, ...]:
+    def compiled_state(self) -> Any:
         """Return what compiled calls take; made anew where an array was replaced."""
         pool, mirror, own = self._sources
         if pool is not self.pool.arrays or mirror is not self.mirror.state or own is not self.arrays:
             self._sources = (self.pool.arrays, self.mirror.state, self.arrays)
-            self._compiled = tuple(tuple(source) for source in self._sources)
+            self._compiled = pack(*self._sources)
         return self._compiled
 
     _sources: tuple[Any, Any, Any] = (None, None, None)
-    _compiled: tuple[Any, ...] = ()
+    _compiled: Any = None
 
     def replace(self, **arrays: Any) -> None:
         """Replace arrays of the manager."""
@@ -170,8 +171,8 @@ class ManagerState:
         """Note what extras the block at the end of the sequence has, and those after it."""
         keys, size = self.extra_keys.get(at), self.store.page_size
         if keys is not None:
-            self.arrays.extras[at, 0] = keys.digests(block, 1, size)[0]
-            self.arrays.extras[at, 1] = ExtraKeys(adapter=keys.adapter).digests(block + 1, 1, size)[0]
+            self.arrays.extras[at, :2] = keys.digests(block, 1, size)[0]
+            self.arrays.extras[at, 2:] = ExtraKeys(adapter=keys.adapter).digests(block + 1, 1, size)[0]
         self.arrays.sequences[at, s.HASHED_AT_ADD] = block
 
 

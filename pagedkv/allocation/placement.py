@@ -4,13 +4,13 @@ import numpy as np
 
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.admission import plan, room_for_hits
-from pagedkv.allocation.block_records import NEXT, UNLINKED, PoolArrays
+from pagedkv.allocation.block_records import NEXT, UNLINKED
 from pagedkv.allocation.free_queue import unlink
 from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.references import take
 from pagedkv.allocation.row_writing import place_hit, place_new, replace, set_capacity, set_next_event
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
-from pagedkv.mirror import MirrorState
 
 Array = s.Array
 Int = s.Int
@@ -129,7 +129,7 @@ def allocate(
     state: Array, handles: Array, num_new: Array, lookahead: int, exclusive: bool
 ) -> tuple[int, int, int, Array, Array]:
     """Allocate for a batch; (fault, sequences done or index at fault, blocks needed, new ids, computed)."""
-    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    pool, mirror, m = unpack(state)
     computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)

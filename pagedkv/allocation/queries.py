@@ -4,13 +4,12 @@ import numpy as np
 
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.admission import num_new_blocks
-from pagedkv.allocation.block_records import PoolArrays
 from pagedkv.allocation.group_rules import BLOCK_SIZE
 from pagedkv.allocation.matching import longest_hit
 from pagedkv.allocation.row_writing import base_of
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
 from pagedkv.constants import PAD_SLOT_ID
-from pagedkv.mirror import MirrorState
 
 Array = s.Array
 Int = s.Int
@@ -21,7 +20,7 @@ __all__ = ["common_prefix", "match", "needed_blocks", "read", "translate"]
 @compiled
 def read(state: Array, handles: Array, column: int) -> tuple[int, int, Array]:
     """One number of each sequence; (fault, index at fault, int32 [n])."""
-    m = s.ManagerArrays(*state[2])
+    _, _, m = unpack(state)
     out = np.empty(handles.size, np.int32)
     for i in range(handles.size):
         at = s.place_of(m.sequences, handles[i])
@@ -34,7 +33,7 @@ def read(state: Array, handles: Array, column: int) -> tuple[int, int, Array]:
 @compiled
 def match(state: Array, handle: int) -> tuple[int, int]:
     """Find and note the longest hit that leaves a token to compute; (fault, tokens)."""
-    pool, m = PoolArrays(*state[0]), s.ManagerArrays(*state[2])
+    pool, _, m = unpack(state)
     at = s.place_of(m.sequences, handle)
     if at < 0:
         return s.BAD_HANDLE, 0
@@ -51,7 +50,7 @@ def match(state: Array, handle: int) -> tuple[int, int]:
 @compiled
 def translate(state: Array, handles: Array, positions: Array, g: int, out: Array) -> tuple[int, int]:
     """out[i] = slot of a position of a sequence, PAD where it has no block; (fault, index at fault)."""
-    mirror, m = MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    _, mirror, m = unpack(state)
     size = m.groups[g, BLOCK_SIZE]
     for i in range(handles.size):
         at = s.place_of(m.sequences, handles[i])
@@ -70,7 +69,7 @@ def translate(state: Array, handles: Array, positions: Array, g: int, out: Array
 @compiled
 def common_prefix(state: Array, handles: Array, g: int) -> tuple[int, int, int]:
     """Leading blocks that all sequences hold; (fault, index at fault, blocks)."""
-    mirror, m = MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    _, mirror, m = unpack(state)
     shared = mirror.blocks.size
     first = np.int64(0)
     for i in range(handles.size):
@@ -98,7 +97,7 @@ def common_prefix(state: Array, handles: Array, g: int) -> tuple[int, int, int]:
 @compiled
 def needed_blocks(state: Array, handles: Array, num_new: Array, lookahead: int) -> tuple[int, int, Array]:
     """Blocks that each sequence would take, hits and copies left out; (fault, index at fault, int32 [n])."""
-    mirror, m = MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    _, mirror, m = unpack(state)
     out = np.zeros(handles.size, np.int32)
     for i in range(handles.size):
         at = s.place_of(m.sequences, handles[i])

@@ -4,7 +4,7 @@
     cursors    int32 [capacity, G, 2]     per group: first live block, published blocks
     tokens     int32 [pages * hash block] tokens, in extents of consecutive pages (see `token_store`)
     keys       uint64 [pages, 2]          key of each page's block
-    extras     uint64 [capacity, 2, 2]    extras of the first block not hashed at `add`, and of later ones
+    extras     uint64 [capacity, 4]       extras of the first block not hashed at `add`, and of later ones
     rows       int32 [1 + max_num_rows]   how many table rows are free, then which, the next one last
     copies     int32 [capacity, 2]        copies that were not taken yet: source, target
     limits     int64 [5]                  what was fixed at construction

@@ -3,7 +3,6 @@
 import numpy as np
 
 from pagedkv.allocation import sequence_state as s
-from pagedkv.allocation.block_records import PoolArrays
 from pagedkv.allocation.group_rules import (
     BLOCK_SIZE,
     FULL,
@@ -18,8 +17,9 @@ from pagedkv.allocation.prefix_index import is_cached, store
 from pagedkv.allocation.publishing import with_group
 from pagedkv.allocation.references import release_into
 from pagedkv.allocation.row_writing import base_of, set_next_event
+from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
-from pagedkv.mirror import MirrorState, mark_dirty
+from pagedkv.mirror import mark_dirty
 
 Array = s.Array
 Int = s.Int
@@ -135,7 +135,7 @@ def _publish_and_drop(
 @compiled
 def commit(state: Array, handles: Array, computed: Array, defer: bool) -> tuple[int, int, Array]:
     """Settle a batch; (fault, index at fault, blocks to free later if `defer`)."""
-    pool, mirror, m = PoolArrays(*state[0]), MirrorState(*state[1]), s.ManagerArrays(*state[2])
+    pool, mirror, m = unpack(state)
     busy = np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
