@@ -7,7 +7,7 @@ be set against any other step.
 import numpy as np
 import pytest
 
-from pagedkv.allocation import BlockPool, SequenceBlockTable
+from pagedkv.allocation import BlockPool, FullAttentionSpec, KVCacheManager, SequenceBlockTable
 
 BLOCK_SIZE = 16
 STEP_SECONDS = 0.020
@@ -44,6 +44,20 @@ def decoding(shuffled_pool):
         table.free()
 
 
+def managed(positions):
+    """A manager with sequences of the same lengths."""
+    manager = KVCacheManager(
+        [FullAttentionSpec(BLOCK_SIZE)],
+        65_536,
+        max_num_seqs=NUM_SEQUENCES,
+        max_model_len=1024,
+        enable_prefix_caching=False,
+    )
+    seqs = np.array([manager.add([1] * int(position + 1)) for position in positions], np.int64)
+    manager.allocate_slots(seqs, positions + 1)
+    return manager, seqs
+
+
 def share_of_a_step(benchmark):
     if benchmark.stats is not None:
         benchmark.extra_info["percent_of_a_20_ms_step"] = 100 * benchmark.stats["median"] / STEP_SECONDS
@@ -65,7 +79,7 @@ def test_translate_blocks(benchmark, table, num_blocks, form):
     assert np.array_equal(table.block_ids[logical], result)
 
 
-@pytest.mark.parametrize("form", ["table_by_table", "batch_numpy"])
+@pytest.mark.parametrize("form", ["table_by_table", "batch_numpy", "batch_manager"])
 def test_translate_decode_step(benchmark, decoding, form):
     """One slot for each of 1,024 sequences: from their own tables, or from one table of all rows."""
     benchmark.group = f"translate/decode step of {NUM_SEQUENCES} sequences"
@@ -77,16 +91,24 @@ def test_translate_decode_step(benchmark, decoding, form):
     every_row = np.arange(NUM_SEQUENCES)
 
     def table_by_table():
-        return [table.slots(position)[0] for table, position in zip(tables, wanted, strict=True)]
+        return np.array([table.slots(position)[0] for table, position in zip(tables, wanted, strict=True)])
 
     def batch_numpy():
         blocks, offsets = np.divmod(positions, BLOCK_SIZE)
         return rows[every_row, blocks].astype(np.int64) * BLOCK_SIZE + offsets
 
-    result = benchmark({"table_by_table": table_by_table, "batch_numpy": batch_numpy}[form])
+    def batch_manager():
+        return manager.translate(seqs, positions)
+
+    manager, seqs = managed(positions)
+    forms = {"table_by_table": table_by_table, "batch_numpy": batch_numpy, "batch_manager": batch_manager}
+
+    result = benchmark(forms[form])
 
     share_of_a_step(benchmark)
-    assert np.array_equal(table_by_table(), result)
+    if form != "batch_manager":  # which has blocks of its own
+        assert np.array_equal(table_by_table(), result)
+    assert (result >= BLOCK_SIZE).all()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2000])
