@@ -3,7 +3,7 @@
 Numba raises at decoration when neither the package folder nor a user cache folder is writable; the
 library must import there all the same, so the cache is then given up and each process compiles anew.
 And numba's cache looks only at the file of the function itself: after an upgrade it would run old code of
-a helper from another file. The index here also holds a digest of all compiled files of the package.
+a helper from another file. The index here also holds a digest of all files of the package.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,8 @@ class _PackageCache(FunctionCache):  # type: ignore[misc]
 @cache
 def _sources_digest() -> str:
     digest = blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        text = path.read_bytes()
-        if b"compiled" in text:
-            digest.update(text)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):  # constants of any file are compiled in
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

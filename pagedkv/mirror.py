@@ -19,7 +19,7 @@ joined to the nearer, so a range may hold unchanged columns but never misses a c
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -96,8 +96,13 @@ class HostMirror:
             -1, 3
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
+        self._left: list[int] = []
         self._resize_subscribers(0)
         seal(write_rows_at, self._addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be copied or pickled: the addresses that compiled code works on would not be."""
+        raise TypeError("HostMirror must not be copied or pickled (build a new one, and add its rows)")
 
     @property
     def num_groups(self) -> int:
@@ -133,13 +138,22 @@ class HostMirror:
 
     def subscribe(self) -> int:
         """Add a committing table; returns its place in `ranges` and `dirty`. Live rows start dirty."""
-        subscriber = len(self.state.ranges)
-        self._resize_subscribers(subscriber + 1)
-        ranges, dirty = self.state.ranges[subscriber:], self.state.dirty[subscriber:]
+        if self._left:  # places of tables that are gone
+            subscriber = self._left.pop()
+            self.state.ranges[subscriber], self.state.dirty[subscriber] = 0, 0
+        else:
+            subscriber = len(self.state.ranges)
+            self._resize_subscribers(subscriber + 1)
+        last = subscriber + 1
+        ranges, dirty = self.state.ranges[subscriber:last], self.state.dirty[subscriber:last]
         for group, row in zip(*np.nonzero(self.counts), strict=True):
             target = int(group) * self.max_num_reqs + int(row)
             mark_dirty(ranges, dirty, target, 0, int(self.counts[group, row]))
         return subscriber
+
+    def unsubscribe(self, subscriber: int) -> None:
+        """Give a committing table's place to the next one that subscribes."""
+        self._left.append(subscriber)
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows. Arguments and errors as `append_rows`; a repeated row keeps its last content."""

@@ -30,7 +30,11 @@ def get_backend(name: str = "auto", device: int | None = None, slot_dtype: npt.D
     ------
     BackendUnavailableError
         The backend cannot run here; the message says what is missing and how to get it.
+    TypeError
+        Slots of another dtype.
     """
+    if np.dtype(slot_dtype) not in (np.dtype(np.int64), np.dtype(np.int32)):
+        raise TypeError(f"slot_dtype must be int64 or int32, got {np.dtype(slot_dtype)}")
     if name == "auto":
         name = os.environ.get("PAGEDKV_BACKEND", "auto").lower() or "auto"
     if name == "auto":

@@ -287,6 +287,8 @@ class BlockTable:
         own = np.asarray(counts, dtype=None if np.size(counts) else np.int32)
         if self._owner.num_groups == 1:
             return own
-        every = np.full((self._owner.num_groups, own.size), -1, own.dtype)
+        every = np.full(
+            (self._owner.num_groups, own.size), -1, np.int64 if own.dtype.kind == "u" else own.dtype
+        )
         every[self._group] = own
         return every

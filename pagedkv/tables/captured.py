@@ -18,6 +18,7 @@ class CapturedStep:
 
     Call `enqueue(stream)` while the consumer's graph is captured. Then, for each replay: `pack(...)`,
     launch the graph, and `mark_replayed(stream)`, which is what lets the next `pack` wait for the copy.
+    Between `pack` and `mark_replayed` the table takes no other step.
     A replay has its own stream: where the table was last committed on another one, let the replay's
     stream wait for that step's `ready` event first.
 
@@ -101,6 +102,7 @@ class CapturedStep:
                 "(raise max_new_blocks, or commit the new rows before)"
             )
         self._awaits_replay = True
+        committer.hold(self)
         outputs = committer.outputs[self._out]
         return Step(outputs, self._buffer.event, num_reqs, self._num_reqs, num_tokens, self._num_tokens)
 
@@ -115,5 +117,6 @@ class CapturedStep:
         if not self._awaits_replay:
             raise PagedKVError("mark_replayed must follow a pack, got none since the last replay")
         backend = self._committer.backend
-        self._committer.finish(self._buffer.event_id, backend.stream(stream).ptr)
+        self._committer.finish(self._buffer.event, backend.stream(stream).ptr)
+        self._committer.pending = None
         self._awaits_replay = False

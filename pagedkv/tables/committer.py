@@ -5,6 +5,7 @@ whose order changed) and `slot_mapping` bring every device array up to date. On 
 kernels are one captured graph for each ring buffer and size: one launch is all that a step costs.
 """
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Committer:
         self.is_stable = stable_rows
         self._mode = STABLE if stable_rows else BATCH_ORDER
         self.subscriber = mirror.subscribe()
+        weakref.finalize(self, mirror.unsubscribe, self.subscriber)
         self.kernels = StepKernels(backend, geometry, with_views=not stable_rows)
         self.stored = self.kernels.stored
         self.outputs: list[OutputSet] = []
@@ -68,7 +70,8 @@ class Committer:
         self.totals = np.zeros(2, np.int64)  # copies and bytes so far
         self.graphs = StepGraphs(backend, self.kernels)
         self.last_stream = 0
-        self.last_event = 0
+        self.last_event: Any = None
+        self.pending: Any = None  # a captured step that was packed and not yet replayed
         self.call_event = backend.event()  # of calls that take no staging buffer
         self._staged: dict[str, Any] = {}
         self._take_state()
@@ -144,7 +147,7 @@ class Committer:
                 self.order(stream_id)
             backend.launch(graph.graphExec, stream_id)
         backend.record(event_id, stream_id)
-        self.last_event, self.last_stream = event_id, stream_id
+        self.last_event, self.last_stream = buffer.event, stream_id
         self.ring.buffer = buffer.next
         return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, num_tokens_padded)
 
@@ -189,6 +192,7 @@ class Committer:
             raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
         check_int("num_reqs", num_reqs, 0, self.geometry.max_num_reqs)
         inputs = step_inputs(self.backend, num_reqs, starts, computed, positions, rows)
+        self._refuse_own_lengths(inputs, out)
         step = (inputs, num_reqs, num_reqs_padded, tokens_padded, out)
         buffer = self.ring.buffer
         key, num_tokens = self.pack(buffer, *step)
@@ -197,7 +201,7 @@ class Committer:
             key, num_tokens = self.pack(buffer, *step)
         self.order(stream.ptr)
         self.graphs.send(buffer, self.staging, key, self.outputs[out], inputs, stream)
-        self.finish(buffer.event_id, stream.ptr)
+        self.finish(buffer.event, stream.ptr)
         self.ring.buffer = buffer.next
         return Step(self.outputs[out], buffer.event, num_reqs, num_reqs_padded, num_tokens, tokens_padded)
 
@@ -217,7 +221,7 @@ class Committer:
         self.order(stream.ptr)
         self.backend.copy(self.staging.words, buffer, Sizes.of(key).words, stream)
         self.kernels.apply_writes(self.staging, Sizes.of(key), self.outputs[0], stream)
-        self.finish(buffer.event_id, stream.ptr)
+        self.finish(buffer.event, stream.ptr)
         self.ring.buffer = buffer.next
 
     def stage(self, name: str, array: Any, capacity: int, stream: Any) -> Any:
@@ -233,19 +237,19 @@ class Committer:
         self.order(stream.ptr)
         self.backend.copy(target.view(np.int32), buffer, words.size, stream)
         self.totals += (1, 4 * words.size)
-        self.finish(buffer.event_id, stream.ptr)
+        self.finish(buffer.event, stream.ptr)
         self.ring.buffer = buffer.next
         return target
 
     def order(self, stream_id: int) -> None:
         """Put an event wait between this call and the last one where their streams differ."""
-        if self.last_event and stream_id != self.last_stream:
-            self.backend.wait(stream_id, self.last_event)
+        if self.last_event is not None and stream_id != self.last_stream:
+            self.backend.wait(stream_id, self.last_event.ptr)
 
-    def finish(self, event_id: int, stream_id: int) -> None:
+    def finish(self, event: Any, stream_id: int) -> None:
         """Record that everything enqueued so far belongs to this event."""
-        self.backend.record(event_id, stream_id)
-        self.last_event, self.last_stream = event_id, stream_id
+        self.backend.record(event.ptr, stream_id)
+        self.last_event, self.last_stream = event, stream_id
 
     def capture(self, buffer: HostBuffer, key: int, out: int) -> None:
         """Capture a step of host inputs and the sizes of `key` ahead."""
@@ -259,11 +263,29 @@ class Committer:
                 "(capture captured_step(...), or give compute_slot_mapping device arrays)"
             )
 
+    def _refuse_own_lengths(self, inputs: Inputs, out: int) -> None:
+        # slot_mapping writes seq_lens while other blocks still read what they came from.
+        computed, own = inputs.device[1], self.outputs[out].seq_lens
+        if computed is not None and 0 <= computed.data.ptr - own.data.ptr < own.nbytes:
+            raise ValueError(
+                f"num_computed_tokens must not lie in the seq_lens that this step writes, got those of "
+                f"output set {out} (alternate between two sets: outputs(2), out=)"
+            )
+
     def _acquire(self) -> HostBuffer:
         self.backend.wait_for(self.ring.buffer.event_id)
         return self.ring.buffer
 
+    def hold(self, step: Any) -> None:
+        """Let no other step be packed before this captured one was replayed: it would be overwritten."""
+        self.pending = step
+        self._state = None  # what comes next goes by `_prepare`, and the short way pays nothing for it
+
     def _prepare(self) -> None:
+        if self.pending is not None:
+            raise PagedKVError(
+                "a captured step was packed: replay its graph and call mark_replayed before the next step"
+            )
         self.backend.compile()  # what cannot be compiled must not take the dirty ranges with it
         self._take_state()
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.checks import check_int
 from pagedkv.tables.geometry import Geometry
 
 __all__ = ["DeviceTables"]
@@ -29,21 +30,24 @@ class DeviceTables:
         self.num_blocks = backend.zeros(rows, np.int32)
         self.first_live = backend.zeros(rows, np.int32)
         self.kernel_tables = backend.zeros(geometry.num_kernel_elements if with_views else 0, np.int32)
-        self._cached: dict[tuple[int, int, int], Any] = {}
+        self._cached: dict[tuple[int, int | None, int], Any] = {}
 
     def block_table(self, group: int, num_rows: int) -> Any:
         """Rows [0, num_rows) of a group's table, int32 [num_rows, width]; a view, made once."""
-        view = self._cached.get((group, -1, num_rows))
+        view = self._cached.get((group, None, num_rows))
         if view is None:
+            check_int("group", group, 0, len(self._geometry.specs) - 1)
             width, start = self._geometry.widths[group], self._geometry.table_offsets[group]
             view = self.tables[start : start + num_rows * width].reshape(num_rows, width)
-            self._cached[group, -1, num_rows] = view
+            self._cached[group, None, num_rows] = view
         return view
 
     def kernel_block_table(self, group: int, view: int, num_rows: int) -> Any:
         """Rows [0, num_rows) in a view's kernel blocks, int32 [num_rows, width * ratio]; made once."""
         found = self._cached.get((group, view, num_rows))
         if found is None:
+            check_int("group", group, 0, len(self._geometry.specs) - 1)
+            check_int("view", view, 0, len(self._geometry.view_offsets[group]) - 1)
             ratio, _ = self._geometry.specs[group].views()[view]
             width, start = (
                 self._geometry.widths[group] * ratio,

@@ -30,7 +30,7 @@ class StepGraphs:
     def capture(self, buffer: HostBuffer, staging: Staging, key: int, outputs: OutputSet) -> None:
         """Capture a step of host inputs and the sizes of `key`, and keep it with its buffer."""
         run = self._kernels.run(buffer, staging, Sizes.of(key), outputs, HOST_ONLY)
-        buffer.graphs[key] = self._backend.capture(run)
+        self._capture(run, buffer.graphs, key)
 
     def send(
         self,
@@ -50,20 +50,28 @@ class StepGraphs:
         graphs: dict[Any, Any] = buffer.device_graphs if inputs.device_key else buffer.graphs
         at = (key, *inputs.device_key) if inputs.device_key else key
         if not self.in_use or (inputs.device_key and at not in graphs):
-            if len(graphs) >= _MOST_DEVICE_GRAPHS:
-                self._backend.synchronize()  # some may be in flight
-                graphs.clear()
-            graphs[at] = None
+            self._remember(graphs, at)
             run(stream)
-            return
-        if graphs.get(at) is None:
-            try:
-                graphs[at] = self._backend.capture(run)
-            except RuntimeError as error:  # the driver's no
-                self.in_use = False
-                warnings.warn(
-                    f"steps are enqueued one by one, since none can be captured: {error}", stacklevel=5
-                )
-                run(stream)
-                return
-        self._backend.launch(graphs[at].graphExec, stream.ptr)
+        elif graphs.get(at) is not None or self._capture(run, graphs, at):
+            self._backend.launch(graphs[at].graphExec, stream.ptr)
+        else:
+            run(stream)
+
+    def _capture(self, run: Any, graphs: dict[Any, Any], at: Any) -> bool:
+        try:
+            graphs[at] = self._backend.capture(run)
+        except RuntimeError as error:  # the driver's no
+            self.in_use = False
+            warnings.warn(f"steps are enqueued one by one, since none can be captured: {error}", stacklevel=6)
+            return False
+        return True
+
+    def _remember(self, graphs: dict[Any, Any], at: Any) -> None:
+        # Inputs that came once leave no graph; where many came twice, some graph may be in flight.
+        if len(graphs) >= _MOST_DEVICE_GRAPHS:
+            for key in [key for key, graph in graphs.items() if graph is None]:
+                del graphs[key]
+        if len(graphs) >= _MOST_DEVICE_GRAPHS:
+            self._backend.synchronize()
+            graphs.clear()
+        graphs[at] = None

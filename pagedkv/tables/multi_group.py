@@ -94,7 +94,8 @@ class MultiGroupBlockTable:
         self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
         self.stable_rows = stable_rows
         widths = [table_width(spec, length, context_parallel, token_alignment) for spec in specs]
-        bits = 8 * np.dtype(slot_dtype).itemsize
+        place = get_backend(backend, device, slot_dtype)
+        bits = 8 * place.slot_dtype.itemsize
         limits = [max_block_id(spec, bits) for spec in specs]
         self.mirror = HostMirror(self.max_num_reqs, widths, limits) if mirror is None else mirror
         if self.mirror.widths != tuple(widths) or self.mirror.max_num_reqs != self.max_num_reqs:
@@ -102,7 +103,6 @@ class MultiGroupBlockTable:
                 f"mirror must have {self.max_num_reqs} rows of widths {widths}, "
                 f"got {self.mirror.max_num_reqs} rows of widths {list(self.mirror.widths)}"
             )
-        self.mirror.limit_block_ids(limits)
         geometry = Geometry.build(
             specs,
             widths,
@@ -111,8 +111,9 @@ class MultiGroupBlockTable:
             [length] * len(specs),
             context_parallel,
         )
+        self.mirror.limit_block_ids(limits)
         self._committer = Committer(
-            get_backend(backend, device, slot_dtype),
+            place,
             geometry,
             self.mirror,
             stable_rows=stable_rows,
@@ -312,7 +313,11 @@ class MultiGroupBlockTable:
         compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, stream)
 
     def outputs(self, num: int) -> None:
-        """Make sure that there are `num` persistent output sets, so that steps in flight keep theirs."""
+        """Make sure that there are `num` persistent output sets, so that steps in flight keep theirs.
+
+        With rows in batch order the block tables themselves are shared by all sets; with stable rows each
+        set has its own.
+        """
         self._committer.add_outputs(check_int("number of output sets", num, 1))
 
     def captured_step(

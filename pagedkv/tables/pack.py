@@ -40,6 +40,7 @@ __all__ = [
     "OUT",
     "REQS_SEEN",
     "SEEN_WORDS",
+    "TOKENS_FLOOR",
     "TOKENS_SEEN",
     "pack_at",
     "pack_step",
@@ -53,7 +54,8 @@ TOKENS_SEEN = 1  # tokens of its last step, likewise
 MAX_TOKENS = 2  # tokens that it holds
 HAS_WINDOWS = 3  # some group's columns become NULL below a window
 OUT = 4  # its number
-SEEN_WORDS = 5
+TOKENS_FLOOR = 5  # tokens that a captured slot mapping may write behind our back
+SEEN_WORDS = 6
 
 
 @compiled
@@ -162,7 +164,7 @@ def pack_step(
     key = np.int64(size) | np.int64(token_class(max(most, tokens_padded, tokens_seen))) << 32
     key |= np.int64(token_class(num_gather)) << 36 | np.int64(1 if num_writes else 0) << 40
     if mode in (BATCH_ORDER, STABLE):
-        seen[REQS_SEEN], seen[TOKENS_SEEN] = num_reqs, most
+        seen[REQS_SEEN], seen[TOKENS_SEEN] = num_reqs, max(most, seen[TOKENS_FLOOR])
     totals[0] += 1
     totals[1] += 4 * size
     return int(key | seen[OUT] << 41), int(num_tokens)

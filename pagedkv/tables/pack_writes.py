@@ -102,8 +102,8 @@ def put_writes(
             dead = start
             while dead < live - 1 and blocks[base + dead] == 0:
                 dead += 1
-            most_records = 3 + (end - start) // WRITE_CHUNK
-            if end_of_ids + live - dead + WRITE_WORDS * most_records + 3 > top:
+            records = _chunks(start, dead) + _chunks(dead, live) + _chunks(live, end)
+            if end_of_ids + live - dead + WRITE_WORDS * records + 3 > top:
                 return 0, -1
             if dead > start:
                 top = _put_run(out, top, target, start, dead, -1, -1, position)

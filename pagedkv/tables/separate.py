@@ -9,7 +9,7 @@ from pagedkv.errors import CapacityError
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.faults import PackFault
 from pagedkv.tables.inputs import device_or_host
-from pagedkv.tables.pack import TOKENS_SEEN
+from pagedkv.tables.pack import TOKENS_FLOOR, TOKENS_SEEN
 from pagedkv.tables.refusals import refuse
 
 __all__ = ["compute_slot_mapping"]
@@ -51,15 +51,19 @@ def _compute(
     ]
     outputs = committer.outputs[0]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
+    is_captured = stream.ptr != 0 and backend.is_capturing(stream.ptr)
     fill = max(most, int(outputs.seen[TOKENS_SEEN]))
+    if is_captured:  # replays are not seen from here: each fills all, and later steps reckon with them
+        fill = geometry.max_num_batched_tokens
+        outputs.seen[TOKENS_FLOOR] = max(most, int(outputs.seen[TOKENS_FLOOR]))
     outputs.seen[TOKENS_SEEN] = fill  # lowered by the next commit, which pads the positions as well
     scalars = (num_reqs, num_tokens, fill, int(rows is not None))
-    if stream.ptr and backend.is_capturing(stream.ptr):  # the consumer's graph has its own order
+    if is_captured:  # the consumer's graph has its own order
         committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
         return
     committer.order(stream.ptr)
     committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
-    committer.finish(committer.call_event.ptr, stream.ptr)
+    committer.finish(committer.call_event, stream.ptr)
 
 
 def _check_starts(committer: Committer, starts: Any, num_reqs: int, num_positions: int) -> int:

@@ -58,4 +58,4 @@ def decode_words(num_reqs: int, num_groups: int, new_blocks: int | None = None) 
     One block a request and group where None.
     """
     blocks = num_reqs * num_groups if new_blocks is None else new_blocks
-    return HEADER_WORDS + 3 * (num_reqs + 4) + (WRITE_WORDS + 1) * blocks + 8
+    return HEADER_WORDS + 3 * (num_reqs + 4) + (WRITE_WORDS + 1) * blocks + 16

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.checks import check_int
 from pagedkv.constants import PAD_SLOT_ID
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry, slot_stride
@@ -14,6 +15,8 @@ __all__ = ["OutputSet", "Step"]
 
 class OutputSet:
     """One persistent set of step arrays; commits into other sets leave it alone.
+
+    With rows in batch order its tables are the stored ones, which every commit brings up to date.
 
     Parameters
     ----------
@@ -40,21 +43,22 @@ class OutputSet:
         self.seen = np.zeros(SEEN_WORDS, np.int64)
         self.seen[MAX_TOKENS], self.seen[OUT] = self.max_num_tokens, out
         self.seen[HAS_WINDOWS] = geometry.has_windows
-        self._cached: dict[tuple[str, int, int], Any] = {}
+        self._num_groups = len(geometry.specs)
+        self._cached: dict[tuple[str, int | None, int], Any] = {}
 
     def slot_mapping(self, group: int, num_tokens: int) -> Any:
         """Slots of one group, int64 [num_tokens]; a view, made once."""
-        return self._view("slots", group, num_tokens)
+        found = self._cached.get(("slots", group, num_tokens))
+        if found is None:
+            check_int("group", group, 0, self._num_groups - 1)
+            found = self._cached["slots", group, num_tokens] = self.slots[group][:num_tokens]
+        return found
 
     def view(self, name: str, num: int) -> Any:
         """Return the first `num` elements of a step array; a view, made once."""
-        return self._view(name, -1, num)
-
-    def _view(self, name: str, group: int, num: int) -> Any:
-        found = self._cached.get((name, group, num))
+        found = self._cached.get((name, None, num))
         if found is None:
-            array = getattr(self, name)
-            found = self._cached[name, group, num] = (array if group < 0 else array[group])[:num]
+            found = self._cached[name, None, num] = getattr(self, name)[:num]
         return found
 
 

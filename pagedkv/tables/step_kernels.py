@@ -15,6 +15,7 @@ from pagedkv.tables.step import OutputSet
 
 __all__ = ["Staging", "StepKernels"]
 
+_MOST_BOUND = 64
 Launch = Callable[[tuple[int, int], Any], None]
 
 
@@ -94,6 +95,8 @@ class StepKernels:
         key = (id(outputs), *(0 if array is None else array.data.ptr for array in device))
         bound = staging.bound.get(key)
         if bound is None:
+            if len(staging.bound) >= _MOST_BOUND:  # device inputs that came once, and are kept alive here
+                staging.bound.clear()
             bound = staging.bound[key] = self._bind(staging, outputs, device)
         return bound
 

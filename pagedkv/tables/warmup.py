@@ -20,13 +20,12 @@ def warmup(committer: Committer, num_tokens: Iterable[int], max_new_blocks: int 
     gathers = {0}
     if committer.is_stable:
         gathers |= {1, geometry.max_num_reqs}
-    return sum(
-        _capture(committer, Sizes(words, tokens, gather, writes))
-        for words in _buckets(most_words)
-        for tokens in {0, geometry.max_num_reqs, *num_tokens}
-        for gather in gathers
-        for writes in (False, True)
-    )
+    for words in _buckets(most_words):
+        for tokens in {0, geometry.max_num_reqs, *num_tokens}:
+            for gather in gathers:
+                _capture(committer, Sizes(words, tokens, gather, False))
+                _capture(committer, Sizes(words, tokens, gather, True))
+    return sum(len(buffer.graphs) for buffer in committer.ring.buffers)
 
 
 def _buckets(most: int) -> list[int]:
@@ -37,12 +36,9 @@ def _buckets(most: int) -> list[int]:
     return [*sizes, words]
 
 
-def _capture(committer: Committer, sizes: Sizes) -> int:
-    count = 0
+def _capture(committer: Committer, sizes: Sizes) -> None:
     for out in range(len(committer.outputs)):
         for buffer in committer.ring.buffers:
-            if bucket(sizes.words) <= buffer.words.size:
-                if sizes.key(out) not in buffer.graphs:
-                    committer.capture(buffer, sizes.key(out), out)
-                count += 1
-    return count
+            fits = bucket(sizes.words) <= buffer.words.size
+            if fits and committer.graphs.in_use and sizes.key(out) not in buffer.graphs:
+                committer.capture(buffer, sizes.key(out), out)

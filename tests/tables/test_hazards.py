@@ -1,0 +1,143 @@
+"""Ways to hurt a table from outside: copies, dropped tables, steps out of turn, names out of range."""
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+from pagedkv import BackendUnavailableError, HostMirror, KVCacheGroupSpec, MultiGroupBlockTable, PagedKVError
+
+from .models import to_numpy
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_mirror_is_not_copied(duplicate):
+    """Compiled code works on its arrays by address: a copy would write into the original."""
+    with pytest.raises(TypeError, match="must not be copied or pickled"):
+        duplicate(HostMirror(2, [4]))
+
+
+def test_a_dropped_table_gives_its_place_back():
+    mirror = HostMirror(2, [8])
+    for _ in range(3):
+        MultiGroupBlockTable([16], 2, 128, 8, mirror=mirror, backend="numpy")
+        gc.collect()
+    mirror.add_rows([1], [2], [7, 5])
+
+    table = MultiGroupBlockTable([16], 2, 128, 8, mirror=mirror, backend="numpy")
+    table.commit_block_table()
+
+    assert len(mirror.state.ranges) == 1
+    np.testing.assert_array_equal([[0] * 8, [7, 5, *[0] * 6]], table[0].get_device_tensor(2))
+
+
+def test_a_table_that_cannot_be_built_leaves_the_mirror_alone(monkeypatch):
+    monkeypatch.setattr("pagedkv.backends.why_unavailable", lambda _name: "planted")
+    mirror = HostMirror(2, [8])
+    groups = [KVCacheGroupSpec(16, kernel_views=(8,))]
+    limit = int(mirror.layout[0, 2])
+
+    with pytest.raises(BackendUnavailableError, match="planted"):
+        MultiGroupBlockTable(groups, 2, 128, 8, mirror=mirror, backend="cupy")
+
+    assert (limit, 0) == (int(mirror.layout[0, 2]), len(mirror.state.ranges))
+
+
+@pytest.mark.parametrize("slot_dtype", [np.int16, np.uint32, np.float32])
+def test_slots_of_another_dtype(slot_dtype):
+    with pytest.raises(TypeError, match="slot_dtype must be int64 or int32"):
+        MultiGroupBlockTable([16], 2, 128, 8, backend="numpy", slot_dtype=slot_dtype)
+
+
+def test_unsigned_counts_for_one_of_two_groups():
+    table = MultiGroupBlockTable([16, 16], 2, 128, 8, backend="numpy")
+    table[0].append_rows([0], np.array([1], np.uint32), [5])
+    assert [table[g].num_blocks_per_row.tolist() for g in (0, 1)] == [[1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda step: step.block_table(-1),
+        lambda step: step.block_table(1),
+        lambda step: step.kernel_block_table(0, -1),
+        lambda step: step.kernel_block_table(0, 1),
+        lambda step: step.slot_mapping(-1),
+        lambda step: step.slot_mapping(1),
+    ],
+)
+def test_groups_and_views_out_of_range(backend, ask):
+    table = MultiGroupBlockTable([KVCacheGroupSpec(16, kernel_views=(8,))], 2, 128, 8, backend=backend)
+    step = table.commit(1, [0, 1], [0])
+    with pytest.raises(ValueError, match="must lie in"):
+        ask(step)
+    assert (step.block_table(0).shape, step.kernel_block_table(0, 0).shape) == ((1, 8), (1, 16))
+
+
+def test_no_step_between_pack_and_replay(backend):
+    """The replay would overwrite it with what was packed before."""
+    table = MultiGroupBlockTable([16], 2, 128, 8, backend=backend)
+    captured, other = table.captured_step(1, 1), table.captured_step(1, 1)
+    table.add_row(([5],), 0)
+    captured.pack(1, [0, 1], [0])
+    table.add_row(([9],), 0)
+    for step in (
+        lambda: table.commit(1, np.array([0, 1], np.int32), np.array([0], np.int32)),
+        lambda: table.commit(1, [0, 1], [0]),
+        table.commit_block_table,
+        lambda: other.pack(1, [0, 1], [0]),
+    ):
+        with pytest.raises(PagedKVError, match="mark_replayed"):
+            step()
+
+    captured.enqueue()
+    captured.mark_replayed()
+    step = table.commit(1, [0, 1], [0])
+
+    assert to_numpy(step.block_table(0))[:, 0].tolist() == [9]
+
+
+@pytest.mark.parametrize(("num_reqs", "num_blocks"), [(25, 24), (29, 22), (1, 1), (64, 64)])
+@pytest.mark.parametrize("stable_rows", [False, True])
+def test_a_captured_step_holds_the_blocks_it_was_made_for(backend, num_reqs, num_blocks, stable_rows):
+    table = MultiGroupBlockTable([16], num_reqs, 256, 64, backend=backend, stable_rows=stable_rows)
+    captured = table.captured_step(num_reqs, 64, max_new_blocks=num_blocks)
+    for _ in range(3):
+        rows = np.arange(num_blocks)
+        table.append_rows(rows, np.ones(num_blocks, np.int32), rows + 1)
+        order = {"rows": np.arange(num_reqs)} if stable_rows else {}
+        captured.pack(num_reqs, np.arange(num_reqs + 1), np.zeros(num_reqs, np.int32), **order)
+        captured.enqueue()
+        captured.mark_replayed()
+    np.testing.assert_array_equal(table[0].get_numpy_array(), to_numpy(table[0].get_device_tensor(num_reqs)))
+
+
+@pytest.mark.gpu
+def test_lengths_that_the_step_itself_writes(gpu_backend):
+    """The kernel would overwrite num_computed_tokens while other blocks still read them."""
+    table = MultiGroupBlockTable([16, 16], 2, 128, 8, backend=gpu_backend)
+    table.outputs(2)
+    table.add_rows([0, 1], [[2, 2], [2, 2]], np.arange(1, 9))
+    step = table.commit(2, [0, 1, 2], [3, 9])
+    for own in (step.seq_lens, step.seq_lens[:2]):
+        with pytest.raises(ValueError, match="alternate between two sets"):
+            table.commit(2, [0, 1, 2], own)
+
+    following = table.commit(2, [0, 1, 2], step.seq_lens, out=1)
+
+    assert to_numpy(following.seq_lens).tolist() == [5, 11]
+
+
+@pytest.mark.gpu
+def test_warmup_where_no_graph_can_be_captured(gpu_backend, monkeypatch):
+    table = MultiGroupBlockTable([16], 2, 128, 8, backend=gpu_backend)
+
+    def refuse(_run):
+        raise RuntimeError("no capture here")
+
+    monkeypatch.setattr(table._committer.backend, "capture", refuse)
+    with pytest.warns(UserWarning, match="no capture here"):
+        assert table.warmup() == 0
+    assert to_numpy(table.commit(1, [0, 1], [0]).seq_lens).tolist() == [1]
