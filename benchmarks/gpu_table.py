@@ -24,7 +24,9 @@ def main(path):
 
 STEP_COLUMNS = (
     "requests, tokens, groups",
-    "cupy",
+    "alone, cupy",
+    "alone, numba",
+    "in turns, cupy",
     "numba",
     "stable rows",
     "by hand",

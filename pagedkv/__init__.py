@@ -1,12 +1,30 @@
 """Torch-free bookkeeping of a paged KV cache for LLM inference.
 
 Block tables (`MultiGroupBlockTable`, `BlockTable`) say where each token of each request lies, and
-commit their changes to the device in one copy; `BlockPool` and `SequenceBlockTable` say who owns which
-block.
+commit their changes to the device in one copy; `KVCacheManager`, `BlockPool` and `SequenceBlockTable` say
+who owns which block.
 """
 
-from pagedkv.allocation.block_pool import BlockPool as BlockPool
-from pagedkv.allocation.sequence_table import SequenceBlockTable as SequenceBlockTable
+from pagedkv.allocation import AllBlocksCleared as AllBlocksCleared
+from pagedkv.allocation import Allocation as Allocation
+from pagedkv.allocation import BlockHasher as BlockHasher
+from pagedkv.allocation import BlockPool as BlockPool
+from pagedkv.allocation import BlockRemoved as BlockRemoved
+from pagedkv.allocation import BlockStored as BlockStored
+from pagedkv.allocation import ChunkedLocalAttentionSpec as ChunkedLocalAttentionSpec
+from pagedkv.allocation import CrossAttentionSpec as CrossAttentionSpec
+from pagedkv.allocation import EncoderOnlyAttentionSpec as EncoderOnlyAttentionSpec
+from pagedkv.allocation import ExtraKeys as ExtraKeys
+from pagedkv.allocation import FullAttentionSpec as FullAttentionSpec
+from pagedkv.allocation import HashChain as HashChain
+from pagedkv.allocation import KVCacheManager as KVCacheManager
+from pagedkv.allocation import KVCacheStats as KVCacheStats
+from pagedkv.allocation import MambaSpec as MambaSpec
+from pagedkv.allocation import PoolStats as PoolStats
+from pagedkv.allocation import SequenceBlockTable as SequenceBlockTable
+from pagedkv.allocation import SlidingWindowSpec as SlidingWindowSpec
+from pagedkv.allocation import alloc_decode as alloc_decode
+from pagedkv.allocation import alloc_extend as alloc_extend
 from pagedkv.backends import get_backend as get_backend
 from pagedkv.constants import NULL_BLOCK_ID as NULL_BLOCK_ID
 from pagedkv.constants import PAD_SLOT_ID as PAD_SLOT_ID
