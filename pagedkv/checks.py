@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from pagedkv.constants import MAX_INT32
 
-__all__ = ["IntArray", "as_int32", "check_int", "check_shape"]
+__all__ = ["IntArray", "as_int32", "check_int", "check_shape", "check_view"]
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 
@@ -54,6 +54,13 @@ def as_int32(name: str, values: Any, low: int = 0, high: int = MAX_INT32) -> Int
             value = smallest if smallest < low else largest
             raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_view(group: int, view: Any, num_views: int) -> None:
+    """Raise ValueError unless a group has a kernel view of this number."""
+    if num_views == 0:
+        raise ValueError(f"group {group} has no kernel views, got view {view} (give it kernel_views)")
+    check_int("view", view, 0, num_views - 1)
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...], meaning: str) -> None:

@@ -96,6 +96,8 @@ class HostMirror:
             -1, 3
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
+        self.owner: str | None = None
+        self.block_sizes: tuple[int, ...] | None = None
         self._left: list[int] = []
         self._resize_subscribers(0)
         seal(write_rows_at, self._addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
@@ -117,6 +119,10 @@ class HostMirror:
     def num_blocks(self, group: int = 0) -> IntArray:
         """Read-only view of one group's row counts, int32 [max_num_reqs], in blocks."""
         return _read_only(self.counts[group])
+
+    def claim(self, owner: str, block_sizes: Sequence[int]) -> None:
+        """Say who writes this mirror, and in which block sizes: tables then leave its rows alone."""
+        self.owner, self.block_sizes = owner, tuple(block_sizes)
 
     def limit_block_ids(self, limits: Sequence[int]) -> None:
         """Take no larger block ids from now on, group by group: a committing table cannot use them.

@@ -106,6 +106,9 @@ class KVCacheGroupSpec:
 
     def __post_init__(self) -> None:
         check_int("block_size", self.block_size, 1)
+        if not isinstance(self.kernel_views, tuple):
+            kind = type(self.kernel_views).__name__
+            raise TypeError(f"kernel_views must be a tuple of views, got {kind} (write (view,))")
         for ratio_stride in self.views():
             del ratio_stride  # resolving raises where a view is wrong
         if self.max_num_blocks_per_req is not None:

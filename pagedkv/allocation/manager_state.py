@@ -202,4 +202,6 @@ def new_mirror(
 ) -> HostMirror:
     """Return a mirror as wide as a table of these groups."""
     widths = [table_width(group, max_model_len, world) for group in table_groups]
-    return HostMirror(check_int("max_num_seqs", max_num_seqs, low=1), widths)
+    mirror = HostMirror(check_int("max_num_seqs", max_num_seqs, low=1), widths)
+    mirror.claim("a KVCacheManager", [group.block_size for group in table_groups])
+    return mirror

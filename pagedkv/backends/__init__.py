@@ -40,6 +40,10 @@ def get_backend(name: str = "auto", device: int | None = None, slot_dtype: npt.D
     if name == "auto":
         name = "numpy" if why_unavailable("cupy") else "cupy"
     if name == "numpy":
+        if device is not None:
+            raise BackendUnavailableError(
+                f"device must be None on the numpy backend, got {device} (use backend='cupy')"
+            )
         return NumpyBackend(slot_dtype)
     if reason := why_unavailable(name):
         raise BackendUnavailableError(f"backend {name!r} is not available: {reason}")

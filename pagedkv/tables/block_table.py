@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pagedkv.checks import IntArray, as_int32, check_int
+from pagedkv.checks import IntArray, as_int32, check_int, check_view
 from pagedkv.kernels import _grid as grids
 from pagedkv.kernels import definition
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec
@@ -122,19 +122,19 @@ class BlockTable:
 
     def clear_row(self, row: int) -> None:
         """Empty a row; all its columns become NULL."""
-        self._owner.mirror.clear_rows([row], self._group)
+        self._rows.clear_rows([row], self._group)
 
     def move_row(self, src: int, tgt: int) -> None:
         """Move a row onto another; the source becomes empty, and `move_row(i, i)` changes nothing."""
-        self._owner.mirror.move_rows([src], [tgt], self._group)
+        self._rows.move_rows([src], [tgt], self._group)
 
     def swap_row(self, a: int, b: int) -> None:
         """Exchange two rows."""
-        self._owner.mirror.swap_row(a, b, self._group)
+        self._rows.swap_row(a, b, self._group)
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows in one call; arguments and errors as `append_rows`."""
-        self._owner.mirror.add_rows(rows, self._own(counts), block_ids)
+        self._rows.add_rows(rows, self._own(counts), block_ids)
 
     def append_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Append to rows in one call.
@@ -154,19 +154,19 @@ class BlockTable:
         ValueError, TypeError
             A row, count or id is out of range or of the wrong type, or their numbers do not match.
         """
-        self._owner.mirror.append_rows(rows, self._own(counts), block_ids)
+        self._rows.append_rows(rows, self._own(counts), block_ids)
 
     def clear_rows(self, rows: Any) -> None:
         """Empty rows."""
-        self._owner.mirror.clear_rows(rows, self._group)
+        self._rows.clear_rows(rows, self._group)
 
     def move_rows(self, srcs: Any, tgts: Any) -> None:
         """Move rows pair by pair, in order; each source becomes empty."""
-        self._owner.mirror.move_rows(srcs, tgts, self._group)
+        self._rows.move_rows(srcs, tgts, self._group)
 
     def null_columns(self, rows: Any, starts: Any, ends: Any) -> None:
         """Set columns [start, end) of rows to NULL and keep the counts."""
-        self._owner.mirror.null_columns(rows, starts, ends, self._group)
+        self._rows.null_columns(rows, starts, ends, self._group)
 
     def clear(self) -> None:
         """Empty all rows; the device follows at the next commit."""
@@ -231,7 +231,7 @@ class BlockTable:
         With stable rows the kernel views are kept in batch order: take them from the step.
         """
         check_int("num_reqs", num_reqs, 0, self._owner.max_num_reqs)
-        check_int("view", view, 0, len(self._spec.kernel_views) - 1)
+        check_view(self._group, view, len(self._spec.kernel_views))
         if self._owner.stable_rows:
             raise ValueError("kernel views of a table with stable rows must be taken from the step")
         return self._committer.stored.kernel_block_table(self._group, view, num_reqs)
@@ -264,7 +264,7 @@ class BlockTable:
         ValueError, TypeError
             An id on the host is out of range; a device array is not int32, contiguous and flat.
         """
-        check_int("view", view, 0, len(self._spec.kernel_views) - 1)
+        check_view(self._group, view, len(self._spec.kernel_views))
         ratio, stride = self._spec.views()[view]
         backend = self._committer.backend
         host, device = device_or_host(backend, "block_ids", block_ids, None, np.int32)
@@ -277,6 +277,10 @@ class BlockTable:
         launch = backend.bind("expand_blocks", (block_ids, out, block_ids.size, ratio, stride))
         launch(grids.expand_blocks(block_ids.size * ratio), backend.stream(None))
         return out
+
+    @property
+    def _rows(self) -> Any:
+        return self._owner.rows_for_writing
 
     @property
     def _spec(self) -> KVCacheGroupSpec:

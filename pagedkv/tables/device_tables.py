@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.checks import check_int
+from pagedkv.checks import check_int, check_view
 from pagedkv.tables.geometry import Geometry
 
 __all__ = ["DeviceTables"]
@@ -47,7 +47,7 @@ class DeviceTables:
         found = self._cached.get((group, view, num_rows))
         if found is None:
             check_int("group", group, 0, len(self._geometry.specs) - 1)
-            check_int("view", view, 0, len(self._geometry.view_offsets[group]) - 1)
+            check_view(group, view, len(self._geometry.view_offsets[group]))
             ratio, _ = self._geometry.specs[group].views()[view]
             width, start = (
                 self._geometry.widths[group] * ratio,

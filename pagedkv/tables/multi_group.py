@@ -13,6 +13,7 @@ from pagedkv.tables.block_table import BlockTable
 from pagedkv.tables.captured import CapturedStep
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.joining import check_mirror, rows_of
 from pagedkv.tables.separate import compute_slot_mapping
 from pagedkv.tables.step import Step
 from pagedkv.tables.warmup import warmup
@@ -88,7 +89,7 @@ class MultiGroupBlockTable:
         staging_depth: int = 3,
         slot_dtype: Any = np.int64,
     ) -> None:
-        specs = [g if isinstance(g, KVCacheGroupSpec) else KVCacheGroupSpec(g) for g in groups]
+        specs = [_spec_of(group) for group in _sequence("groups", groups)]
         length = check_int("max_model_len", max_model_len, 1)
         self.max_num_reqs = check_int("max_num_reqs", max_num_reqs, 1)
         self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
@@ -97,12 +98,10 @@ class MultiGroupBlockTable:
         place = get_backend(backend, device, slot_dtype)
         bits = 8 * place.slot_dtype.itemsize
         limits = [max_block_id(spec, bits) for spec in specs]
-        self.mirror = HostMirror(self.max_num_reqs, widths, limits) if mirror is None else mirror
-        if self.mirror.widths != tuple(widths) or self.mirror.max_num_reqs != self.max_num_reqs:
-            raise ValueError(
-                f"mirror must have {self.max_num_reqs} rows of widths {widths}, "
-                f"got {self.mirror.max_num_reqs} rows of widths {list(self.mirror.widths)}"
-            )
+        if mirror is None:
+            mirror = HostMirror(self.max_num_reqs, widths, limits)
+        self.mirror = check_mirror(mirror, specs, widths, self.max_num_reqs, stable=stable_rows)
+        self.rows_for_writing = rows_of(self.mirror)
         geometry = Geometry.build(
             specs,
             widths,
@@ -125,6 +124,8 @@ class MultiGroupBlockTable:
 
     def __getitem__(self, group: int) -> BlockTable:
         """Return the table of one group."""
+        if not 0 <= group < len(self._groups):  # IndexError ends an iteration
+            raise IndexError(f"group must lie in [0, {len(self._groups) - 1}], got {group}")
         return self._groups[group]
 
     def __len__(self) -> int:
@@ -166,26 +167,26 @@ class MultiGroupBlockTable:
         CapacityError, ValueError, TypeError
             As `add_rows`; no group was changed.
         """
-        self.mirror.add_rows([row], *_flat(block_ids, self.num_groups))
+        self.rows_for_writing.add_rows([row], *_flat(block_ids, self.num_groups))
 
     def append_row(self, block_ids: Sequence[Any], row: int) -> None:
         """Append to a row in every group: one list of ids a group, empty or None for nothing."""
-        self.mirror.append_rows([row], *_flat(block_ids, self.num_groups))
+        self.rows_for_writing.append_rows([row], *_flat(block_ids, self.num_groups))
 
     def clear_row(self, row: int) -> None:
         """Empty a row in every group."""
-        self.mirror.clear_rows([row])
+        self.rows_for_writing.clear_rows([row])
 
     def move_row(self, src: int, tgt: int) -> None:
         """Move a row onto another in every group; the source becomes empty."""
-        self.mirror.move_rows([src], [tgt])
+        self.rows_for_writing.move_rows([src], [tgt])
 
     def swap_row(self, a: int, b: int) -> None:
         """Exchange two rows in every group."""
-        self.mirror.swap_row(a, b)
+        self.rows_for_writing.swap_row(a, b)
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
-        """Replace rows in one call.
+        """Replace rows in one call; a repeated row keeps its last content.
 
         Parameters
         ----------
@@ -202,27 +203,27 @@ class MultiGroupBlockTable:
         ValueError, TypeError
             A row, count or id is out of range or of the wrong type, or their numbers do not match.
         """
-        self.mirror.add_rows(rows, counts, block_ids)
+        self.rows_for_writing.add_rows(rows, counts, block_ids)
 
     def append_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Append to rows in one call; arguments and errors as `add_rows`."""
-        self.mirror.append_rows(rows, counts, block_ids)
+        self.rows_for_writing.append_rows(rows, counts, block_ids)
 
     def clear_rows(self, rows: Any) -> None:
         """Empty rows in every group."""
-        self.mirror.clear_rows(rows)
+        self.rows_for_writing.clear_rows(rows)
 
     def move_rows(self, srcs: Any, tgts: Any) -> None:
         """Move rows pair by pair, in order; each source becomes empty."""
-        self.mirror.move_rows(srcs, tgts)
+        self.rows_for_writing.move_rows(srcs, tgts)
 
     def null_columns(self, rows: Any, starts: Any, ends: Any, group: int = 0) -> None:
         """Set columns [start, end) of rows to NULL and keep the counts (blocks out of the window)."""
-        self.mirror.null_columns(rows, starts, ends, group)
+        self.rows_for_writing.null_columns(rows, starts, ends, group)
 
     def clear(self) -> None:
         """Empty all rows of all groups; the device follows at the next commit."""
-        self.mirror.clear()
+        self.rows_for_writing.clear()
 
     # --- commits ------------------------------------------------------------------------------
 
@@ -251,7 +252,8 @@ class MultiGroupBlockTable:
         query_start_loc : int32 [num_reqs + 1]
             Prefix sums of scheduled tokens, starting with 0. On the host or the device.
         num_computed_tokens : int32 [num_reqs]
-            Tokens of each request computed before this step. On the host or the device.
+            Tokens of each request computed before this step. On the host or the device. Tokens whose
+            position lies outside the request's blocks map to PAD; nothing is raised.
         rows : int32 [num_reqs], optional
             With stable rows: the table row of each request, -1 for a dummy; repeats are legal. Host.
         num_reqs_padded, num_tokens_padded : int, optional
@@ -344,7 +346,26 @@ class MultiGroupBlockTable:
         return warmup(self._committer, num_tokens, max_new_blocks)
 
 
-def _flat(block_ids: Sequence[Any], num_groups: int) -> tuple[Any, Any]:
+def _sequence(name: str, values: Any) -> Sequence[Any]:
+    if not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a list or tuple, one entry a group, got {type(values).__name__}")
+    return values
+
+
+def _spec_of(group: Any) -> KVCacheGroupSpec:
+    if isinstance(group, KVCacheGroupSpec):
+        return group
+    if not isinstance(group, int | np.integer):
+        raise TypeError(
+            f"groups must hold KVCacheGroupSpec or int block sizes, got {type(group).__name__} "
+            "(a manager's groups are manager.table_groups)"
+        )
+    return KVCacheGroupSpec(int(group))
+
+
+def _flat(block_ids: Any, num_groups: int) -> tuple[Any, Any]:
+    if not hasattr(block_ids, "__len__"):
+        raise TypeError(f"block_ids must hold one list a group, got {type(block_ids).__name__}")
     if len(block_ids) != num_groups:
         raise ValueError(
             f"block_ids must hold one list for each of {num_groups} groups, got {len(block_ids)}"

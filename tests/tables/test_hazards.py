@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,3 +142,50 @@ def test_warmup_where_no_graph_can_be_captured(gpu_backend, monkeypatch):
     with pytest.warns(UserWarning, match="no capture here"):
         assert table.warmup() == 0
     assert to_numpy(table.commit(1, [0, 1], [0]).seq_lens).tolist() == [1]
+
+
+def test_a_mirror_that_somebody_else_writes():
+    """Its rows are stable and its blocks have a size of their own; the table's row calls leave it alone."""
+    mirror = HostMirror(2, [8])
+    mirror.claim("a KVCacheManager", [16])
+    make = {"mirror": mirror, "backend": "numpy"}
+    with pytest.raises(ValueError, match="pass stable_rows=True"):
+        MultiGroupBlockTable([16], 2, 128, 8, **make)
+    with pytest.raises(ValueError, match=r"must hold blocks of \[8\] tokens, got \[16\]"):
+        MultiGroupBlockTable([8], 2, 64, 8, token_alignment=64, stable_rows=True, **make)
+    with pytest.raises(
+        TypeError, match=r"mirror must be a HostMirror, got SimpleNamespace \(pass its .mirror\)"
+    ):
+        MultiGroupBlockTable([16], 2, 128, 8, mirror=SimpleNamespace(mirror=mirror), backend="numpy")
+
+    table = MultiGroupBlockTable([16], 2, 128, 8, stable_rows=True, **make)
+    for call in (lambda: table.add_row(([5],), 0), lambda: table[0].clear_row(0), table.clear):
+        with pytest.raises(PagedKVError, match="a KVCacheManager writes its mirror"):
+            call()
+    mirror.add_rows([1], [1], [5])
+
+    step = table.commit(1, [0, 1], [3], rows=[1])
+
+    assert step.slot_mapping(0).tolist() == [83]
+
+
+def test_a_group_that_is_not_there():
+    table = MultiGroupBlockTable([16], 2, 128, 8, backend="numpy")
+    assert list(table) == [table[0]]
+    for group in (-1, 1):
+        with pytest.raises(IndexError, match=rf"group must lie in \[0, 0\], got {group}"):
+            table[group]
+    with pytest.raises(ValueError, match="group 0 has no kernel views"):
+        table.commit(1, [0, 1], [0]).kernel_block_table(0)
+    with pytest.raises(TypeError, match="block_ids must hold one list a group, got int"):
+        table.add_row(0, [[1]])
+
+
+def test_views_that_are_no_tuple():
+    with pytest.raises(TypeError, match="kernel_views must be a tuple of views, got int"):
+        KVCacheGroupSpec(32, kernel_views=8)
+
+
+def test_a_device_without_one():
+    with pytest.raises(BackendUnavailableError, match="device must be None on the numpy backend, got 3"):
+        MultiGroupBlockTable([16], 2, 128, 8, backend="numpy", device=3)

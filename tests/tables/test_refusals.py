@@ -282,7 +282,8 @@ def test_a_refused_commit_of_rows(table, num_reqs):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((["16"], 4, 64, 8), TypeError, "block_size must be an int"),
+        ((["16"], 4, 64, 8), TypeError, "groups must hold KVCacheGroupSpec or int block sizes, got str"),
+        ((16, 4, 64, 8), TypeError, "groups must be a list or tuple"),
         (([16], 0, 64, 8), ValueError, r"max_num_reqs must lie in \[1,"),
         (([16], 4, 0, 8), ValueError, r"max_model_len must lie in \[1,"),
         (([16], 4, 64, 0), ValueError, r"max_num_batched_tokens must lie in \[1,"),
