@@ -86,7 +86,7 @@ class ManagerBlocks(ManagerTokens):
         handles = self._handles(seqs)
         computed = self._numbers("num_computed_tokens", num_computed_tokens, handles)
         if self.pool.has_events:
-            self._make_room(handles, computed)
+            self._make_room(handles, computed, 0, self.pool.num_blocks)
         fault, at, blocks = settling.commit(self._state.compiled_state(), handles, computed, self._defers)
         raise_fault(self, fault, at, handles, computed)
         if blocks.size:
@@ -109,7 +109,7 @@ class ManagerBlocks(ManagerTokens):
             lookahead = check_int("num_lookahead_tokens", lookahead)
         self._state.grow_copies(handles.size * len(self.groups))
         if self.pool.has_events:
-            self._make_room(handles, counts + lookahead)
+            self._make_room(handles, counts, lookahead, self.num_free_blocks)
         state = self._state.compiled_state()
         fault, done, needed, block_ids, computed = placement.allocate(
             state, handles, counts, lookahead, exclusive

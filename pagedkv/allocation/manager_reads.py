@@ -8,11 +8,13 @@ import numpy.typing as npt
 from pagedkv.allocation import queries
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.block_pool import BlockPool
+from pagedkv.allocation.group_specs import CrossAttentionSpec
 from pagedkv.allocation.logical_blocks import as_int64
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_state import ManagerState
 from pagedkv.allocation.stats import KVCacheStats, manager_stats
 from pagedkv.checks import IntArray, as_int32, check_int, check_shape
+from pagedkv.constants import MAX_INT32
 from pagedkv.mirror import HostMirror
 
 __all__ = ["ManagerReads"]
@@ -29,6 +31,10 @@ class ManagerReads:
     def __init__(self, state: ManagerState, defer_frees: bool) -> None:
         self._state = state
         self._defers = defer_frees
+        self._max_num_encoder_tokens = min(
+            (group.max_num_encoder_tokens for group in self.groups if isinstance(group, CrossAttentionSpec)),
+            default=MAX_INT32,
+        )
         self._step = 0
         self._open_steps: list[int] = []
         self._deferred: list[tuple[int, IntArray]] = []

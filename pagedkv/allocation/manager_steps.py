@@ -6,6 +6,7 @@ import numpy as np
 
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.events import Event
+from pagedkv.allocation.group_rules import SPARE
 from pagedkv.allocation.manager_events import events_with_tokens
 from pagedkv.allocation.manager_reads import Handles, ManagerReads
 from pagedkv.checks import IntArray, as_int32, check_shape
@@ -118,11 +119,16 @@ class ManagerSteps(ManagerReads):
         else:
             self.pool.free(blocks)
 
-    def _make_room(self, handles: Handles, tokens: IntArray) -> None:
-        """Let the event log take what a call can log: an event for each block of so many tokens."""
-        smallest = max(1, int(self._state.arrays.limits[s.PAGE_SIZE]))
-        per_group = int(tokens.sum()) // smallest + 4 * handles.size
-        self.pool.make_room_for_events(len(self.groups) * per_group)
+    def _make_room(self, handles: Handles, tokens: IntArray, lookahead: int, most: int) -> None:
+        """Let the event log take what a call can log: one for each block that it takes or publishes.
+
+        Per group these are blocks for so many tokens, beside one that is begun, one that is a copy, a
+        state and its drafts' blocks; and never more than there are, `most`.
+        """
+        limits, spare = self._state.arrays.limits, self._state.arrays.groups[:, SPARE].max()
+        slots = (tokens.astype(np.int64) + lookahead).clip(0, limits[s.MAX_MODEL_LEN])
+        per_group = slots.sum() // max(limits[s.PAGE_SIZE], 1) + (4 + spare) * handles.size
+        self.pool.make_room_for_events(min(most, len(self.groups) * int(per_group)))
 
     def _fetch_events(self) -> None:
         if self.pool.has_events:

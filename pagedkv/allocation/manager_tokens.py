@@ -38,6 +38,11 @@ class ManagerTokens(ManagerSteps):
         -------
         int
             The sequence's handle.
+
+        Raises
+        ------
+        CapacityError
+            More tokens than the model length, or more of the encoder than a cross-attention group takes.
         """
         tokens = self._tokens(token_ids)
         if not 1 <= tokens.size <= self.max_model_len:
@@ -49,7 +54,13 @@ class ManagerTokens(ManagerSteps):
                 raise ValueError(
                     f"multimodal items must lie in the prompt of {tokens.size} tokens, got {start} + {length}"
                 )
-        at = self._state.open_place(check_int("num_encoder_tokens", num_encoder_tokens))
+        encoded, most = check_int("num_encoder_tokens", num_encoder_tokens), self._max_num_encoder_tokens
+        if encoded > most:
+            raise CapacityError(
+                f"num_encoder_tokens must be at most {most}, got {encoded} "
+                "(shorten the encoder's input, or raise max_num_encoder_tokens of the group)"
+            )
+        at = self._state.open_place(encoded)
         self._state.write_tokens(at, tokens, extra_keys)
         return self._state.handle(at)
 

@@ -184,6 +184,19 @@ def test_cross_attention_blocks_are_taken_once():
     assert len(first) == 3
 
 
+def test_more_encoder_tokens_than_a_row_takes_are_refused():
+    """The smallest of several limits counts; a longer one would write into the next row."""
+    groups = [CrossAttentionSpec(2, 9), CrossAttentionSpec(2, 5)]
+    manager = manager_of(*groups, enable_prefix_caching=False, num_blocks=400)
+
+    with pytest.raises(errors.CapacityError, match=r"num_encoder_tokens must be at most 5, got 6 \("):
+        manager.add([1], num_encoder_tokens=6)
+    assert manager.stats().num_sequences == 0
+
+    run(manager, manager.add([1], num_encoder_tokens=5))
+    assert manager.num_blocks_held(1).tolist() == [3] + [0] * 7
+
+
 def test_encoder_only_groups_hold_nothing():
     manager = manager_of(EncoderOnlyAttentionSpec(), enable_prefix_caching=False)
     seq = manager.add(range(8))
@@ -495,6 +508,35 @@ def test_events_tell_tokens_parents_and_removals_in_order():
     assert removed == BlockRemoved(second.block_hashes[0], 0)
     assert isinstance(stored, BlockStored)
     assert (len(stored.block_hashes), stored.block_size) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("group", "prompts", "counts", "lookahead"),
+    [
+        (MambaSpec(4, "align", num_speculative_blocks=15), 16, 1, 0),
+        (FullAttentionSpec(1), 1, 1, 2**31 - 1),
+        (FullAttentionSpec(1), 1, 10**7, 0),
+    ],
+)
+def test_every_evicted_block_has_room_in_the_event_log(group, prompts, counts, lookahead):
+    """A pool full of cached blocks, and calls that take many of them in the first step they are in."""
+    manager = manager_of(
+        group, num_blocks=400, max_num_seqs=16, max_model_len=300, enable_events=True, algorithm="siphash"
+    )
+    pool, keys = manager.pool, np.arange(1, 799, dtype=np.uint64).reshape(-1, 2) << np.uint64(8)
+    ids = np.concatenate([pool.allocate(19) for _ in range(21)])
+    for j in range(0, 399, 20):  # few at a time: the log stays small
+        pool.publish(ids[j : j + 20], keys[j : j + 20])
+        manager.take_events()
+    pool.free(ids[::-1])
+    room = len(pool.arrays.log)
+
+    seqs = [manager.add([i] * 290) for i in range(prompts)]
+    taken = manager.allocate_slots(seqs, [counts] * prompts, num_lookahead_tokens=lookahead).block_ids.size
+
+    assert taken > 200
+    assert len(manager.take_events()) == taken
+    assert room < taken <= len(pool.arrays.log) <= 800
 
 
 def test_needed_blocks_are_what_an_allocation_takes():
