@@ -98,6 +98,7 @@ class HostMirror:
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self.owner: str | None = None
         self.block_sizes: tuple[int, ...] | None = None
+        self.largest_block_id = 0
         self._left: list[int] = []
         self._resize_subscribers(0)
         seal(write_rows_at, self._addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
@@ -120,9 +121,10 @@ class HostMirror:
         """Read-only view of one group's row counts, int32 [max_num_reqs], in blocks."""
         return _read_only(self.counts[group])
 
-    def claim(self, owner: str, block_sizes: Sequence[int]) -> None:
-        """Say who writes this mirror, and in which block sizes: tables then leave its rows alone."""
+    def claim(self, owner: str, block_sizes: Sequence[int], largest_block_id: int = 0) -> None:
+        """Say who writes this mirror, in which block sizes and ids: tables then leave its rows alone."""
         self.owner, self.block_sizes = owner, tuple(block_sizes)
+        self.largest_block_id = largest_block_id
 
     def limit_block_ids(self, limits: Sequence[int]) -> None:
         """Take no larger block ids from now on, group by group: a committing table cannot use them.
@@ -130,9 +132,14 @@ class HostMirror:
         Raises
         ------
         ValueError
-            A group holds a larger id already; nothing was changed.
+            A group holds a larger id already, or its owner hands larger ones out; nothing was changed.
         """
         for group, limit in enumerate(limits):
+            if limit < self.largest_block_id:
+                raise ValueError(
+                    f"block ids of group {group} must lie in [0, {limit}] for this table, "
+                    f"got ids up to {self.largest_block_id} from {self.owner} (give it fewer blocks)"
+                )
             if limit < self.layout[group, 2]:
                 largest = int(self.block_table(group).max(initial=0))
                 if largest > limit:

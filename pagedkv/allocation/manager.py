@@ -7,6 +7,7 @@ from pagedkv.allocation.block_pool import BlockPool
 from pagedkv.allocation.group_specs import GroupSpec
 from pagedkv.allocation.hashing import BlockHasher
 from pagedkv.allocation.manager_blocks import ManagerBlocks
+from pagedkv.allocation.manager_mirror import mirror_for
 from pagedkv.checks import check_int
 from pagedkv.mirror import HostMirror
 from pagedkv.specs import ContextParallel
@@ -44,7 +45,8 @@ class KVCacheManager(ManagerBlocks):
     context_parallel : ContextParallel
         Ranks that share the sequences; a block of a sharded group then spans world_size blocks' tokens.
     mirror : HostMirror, optional
-        A table's mirror to write into; a new one by default, for tables to commit.
+        A table's mirror to write into: as many rows, wide enough, empty, and without another writer. A new
+        one by default, for tables to commit.
 
     Examples
     --------
@@ -86,8 +88,9 @@ class KVCacheManager(ManagerBlocks):
         self.table_groups = tuple(group.table_spec(max_model_len) for group in self.groups)
         """The groups as `MultiGroupBlockTable` takes them, beside `mirror=manager.mirror`."""
         pool = BlockPool(num_blocks, enable_prefix_caching=enable_prefix_caching, enable_events=enable_events)
-        if mirror is None:
-            mirror = ms.new_mirror(self.table_groups, max_num_seqs, max_model_len, context_parallel)
+        mirror = mirror_for(
+            mirror, self.table_groups, num_blocks, max_num_seqs, max_model_len, context_parallel
+        )
         page = hash_block if enable_prefix_caching else 0
         limits = (max_model_len, alignment, page, int(watermark * num_blocks), 0)
         super().__init__(ms.ManagerState(self.groups, pool, hasher, mirror, limits, world), defer_frees)

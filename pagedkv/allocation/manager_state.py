@@ -14,9 +14,8 @@ from pagedkv.allocation.group_specs import FullAttentionSpec, GroupSpec
 from pagedkv.allocation.hashing import BlockHasher
 from pagedkv.allocation.token_store import TokenStore
 from pagedkv.allocation.unpacking import pack
-from pagedkv.checks import IntArray, check_int
+from pagedkv.checks import IntArray
 from pagedkv.mirror import HostMirror
-from pagedkv.specs import ContextParallel, KVCacheGroupSpec, table_width
 
 __all__ = ["ManagerState"]
 
@@ -195,13 +194,3 @@ def block_sizes(groups: Sequence[GroupSpec], world_size: int) -> tuple[int, int]
         int(row[group_rules.BLOCK_SIZE]) for row in rows if row[group_rules.KIND] == group_rules.STATE_ALIGNED
     ]
     return (gcd(*sizes), lcm(*sizes)) if sizes else (1, 1)
-
-
-def new_mirror(
-    table_groups: Sequence[KVCacheGroupSpec], max_num_seqs: int, max_model_len: int, world: ContextParallel
-) -> HostMirror:
-    """Return a mirror as wide as a table of these groups."""
-    widths = [table_width(group, max_model_len, world) for group in table_groups]
-    mirror = HostMirror(check_int("max_num_seqs", max_num_seqs, low=1), widths)
-    mirror.claim("a KVCacheManager", [group.block_size for group in table_groups])
-    return mirror

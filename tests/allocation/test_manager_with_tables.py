@@ -1,8 +1,11 @@
 """A manager writes, tables commit: what a step reads is what the manager holds, with no list between."""
 
-import numpy as np
+from dataclasses import replace
 
-from pagedkv import MultiGroupBlockTable
+import numpy as np
+import pytest
+
+from pagedkv import HostMirror, KVCacheGroupSpec, MultiGroupBlockTable
 from pagedkv.allocation import FullAttentionSpec, KVCacheManager, SlidingWindowSpec
 
 MAX_MODEL_LEN = 64
@@ -58,3 +61,58 @@ def test_a_step_reads_what_the_manager_holds():
             np.testing.assert_array_equal(slots, read.slot_mapping(g)[: len(positions)])
             assert (slots >= 0).all()
         manager.commit(batch, manager.num_tokens(batch))
+
+
+def used_mirror():
+    mirror = HostMirror(8, [16])
+    mirror.append_rows([3], [2], [5, 6])
+    return mirror
+
+
+def claimed_mirror():
+    return KVCacheManager([FullAttentionSpec(4)], 10, max_num_seqs=8, max_model_len=64).mirror
+
+
+@pytest.mark.parametrize(
+    ("mirror", "error", "message"),
+    [
+        (HostMirror(8, [15]), ValueError, r"at least \[16\] columns, got \[15\]"),
+        (HostMirror(8, [16, 16]), ValueError, "1 groups"),
+        (HostMirror(8, []), ValueError, "1 groups"),
+        (HostMirror(7, [16]), ValueError, "max_num_seqs = 8 rows, got 7"),
+        (HostMirror(8, [16], [98]), ValueError, "num_blocks must be at most 99 .*got 100"),
+        (used_mirror(), ValueError, "no live rows, got 1"),
+        (claimed_mirror(), ValueError, "no writer yet"),
+        (np.zeros((8, 16), np.int32), TypeError, "HostMirror, got ndarray"),
+    ],
+)
+def test_a_mirror_that_does_not_fit_is_refused(mirror, error, message):
+    owner = getattr(mirror, "owner", None)
+
+    with pytest.raises(error, match=message):
+        KVCacheManager([FullAttentionSpec(4)], 100, max_num_seqs=8, max_model_len=64, mirror=mirror)
+
+    assert getattr(mirror, "owner", None) == owner
+
+
+def test_a_tables_own_mirror_can_be_written():
+    table = MultiGroupBlockTable([KVCacheGroupSpec(4)], 8, 64, 64, stable_rows=True, backend="numpy")
+    manager = KVCacheManager(
+        [FullAttentionSpec(4)], 100, max_num_seqs=8, max_model_len=64, mirror=table.mirror
+    )
+    seq = manager.add(range(9))
+    manager.allocate_slots([seq], [9])
+
+    step = table.commit(1, np.array([0, 9], np.int32), np.zeros(1, np.int32), rows=manager.rows([seq]))
+
+    assert step.block_table(0)[0, :4].tolist() == [1, 2, 3, 0]
+    assert table.mirror.owner is not None
+
+
+def test_a_table_whose_kernel_blocks_cannot_name_the_pools_ids_is_refused():
+    """Blocks of 16 as two kernel blocks each, 1,000 apart: id 2,147,484 would wrap int32."""
+    manager = KVCacheManager([FullAttentionSpec(16)], 2_147_485, max_num_seqs=2, max_model_len=64)
+    groups = [replace(group, kernel_views=((8, 1000),)) for group in manager.table_groups]
+
+    with pytest.raises(ValueError, match="got ids up to 2147484 from a KVCacheManager"):
+        MultiGroupBlockTable(groups, 2, 64, 64, stable_rows=True, mirror=manager.mirror, backend="numpy")
