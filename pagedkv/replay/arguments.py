@@ -130,8 +130,8 @@ def _add_batch(group: Any, defaults: ReplayOptions) -> None:
         type=lambda text: text.split(","),
         default=["full"],
         metavar="LIST",
-        help="KV-cache groups, such as full,window:4096; each may end in /BLOCK_SIZE and in +replicated "
-        "(every context-parallel rank holds all of it) (default: full)",
+        help="KV-cache groups, such as full,window:4096; each may end in /BLOCK_SIZE, full ones "
+        "in +replicated (every context-parallel rank holds all of it) (default: full)",
     )
     group.add_argument(
         "--kernel-views",
