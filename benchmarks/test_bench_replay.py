@@ -36,6 +36,7 @@ def figures(engine):
         "percent_by_phase": {phase: round(100 * us[phase]["mean"] / total, 1) for phase in PHASES},
         "h2d_bytes_per_step_mean": round(engine.log.mean("h2d_bytes")),
         "full_upload_bytes_per_step_mean": round(engine.log.mean("full_upload_bytes")),
+        "prefix_hit_rate": round(engine.memory.manager.stats().hit_rate, 4),
         "utilization_mean": round(engine.log.mean("utilization"), 4),
         "verified_tokens": engine.findings.num_verified,
         "mismatches": engine.findings.num_mismatches,

@@ -11,8 +11,10 @@ max(p - reach, 0) // (block_size * cp_world) columns lie wholly below what the s
 and become NULL; where p went back, they are copied again.
 """
 
+import numpy as np
 from pagedkv.kernels.apply_writes_numpy import expand_columns
 
+from pagedkv.constants import MAX_INT32
 from pagedkv.kernels._layout import (
     BLOCK_SIZE,
     CP_WORLD,
@@ -44,28 +46,39 @@ def gather_rows(
 ) -> None:
     if staging[NUM_COMPUTED_TOKENS] >= 0:
         num_computed_tokens = staging[staging[NUM_COMPUTED_TOKENS] :]
-    for i, word in enumerate(staging[staging[GATHER] :][: staging[NUM_GATHER]].tolist()):
-        row = -word - 2 if word <= KEEP else word
-        p = int(num_computed_tokens[i]) if i < staging[NUM_REQS] else 0
-        for g, group in enumerate(geometry):
-            width = int(group[WIDTH])
-            shown = batch_tables[group[TABLE_OFFSET] + i * width :][:width]
-            stored = tables[group[TABLE_OFFSET] + max(row, 0) * width :][:width]
-            count = int(num_blocks[g, row]) if row >= 0 else 0
-            before, dead = int(batch_num_blocks[g, i]), int(batch_first_live[g, i])
-            live = first_live(p, count, group)
-            start, end = (min(dead, live), max(dead, live)) if word <= KEEP else (0, max(count, before))
-            end = min(end, max(count, before))
-            for c in range(start, end):
-                shown[c] = stored[c] if live <= c < count else 0
-            batch_num_blocks[g, i], batch_first_live[g, i] = count, live
+    words = staging[staging[GATHER] :][: staging[NUM_GATHER]]
+    n = words.size
+    kept = words <= KEEP
+    row = np.where(kept, -words - 2, words)
+    p = np.where(np.arange(n) < staging[NUM_REQS], np.resize(num_computed_tokens[: staging[NUM_REQS]], n), 0)
+    for g, group in enumerate(geometry):
+        count = np.where(row >= 0, num_blocks[g, np.maximum(row, 0)], 0)
+        live = first_live(p, count, group)
+        before, dead = batch_num_blocks[g, :n], batch_first_live[g, :n]
+        start = np.where(kept, np.minimum(dead, live), 0)
+        end = np.minimum(np.where(kept, np.maximum(dead, live), MAX_INT32), np.maximum(count, before))
+        for i in np.flatnonzero(start < end).tolist():
+            bring(int(row[i]), i, (start[i], live[i], count[i], end[i]), group, tables, batch_tables)
+            shown = batch_tables[group[TABLE_OFFSET] + i * group[WIDTH] :][: group[WIDTH]]
             for view in views[group[FIRST_VIEW] :][: group[NUM_VIEWS]]:
-                expand_columns(shown, start, end, i, view, kernel_tables)
+                expand_columns(shown, start[i], end[i], i, view, kernel_tables)
+        batch_num_blocks[g, :n], batch_first_live[g, :n] = count, live
 
 
-def first_live(p: int, count: int, group: Array) -> int:
-    """Leading columns that lie wholly below the window of position p, at most `count`."""
+def bring(row: int, i: int, columns: Array, group: Array, tables: Array, batch_tables: Array) -> None:
+    """Copy the columns of a row that are live into position i, from the first to the last that changes."""
+    start, live, count, end = columns
+    width = int(group[WIDTH])
+    shown = batch_tables[group[TABLE_OFFSET] + i * width :][:width]
+    stored = tables[group[TABLE_OFFSET] + max(row, 0) * width :][:width]
+    first, last = min(max(start, live), end), max(min(end, count), start)
+    shown[start:end] = 0
+    shown[first:last] = stored[first:last]
+
+
+def first_live(p: Array, count: Array, group: Array) -> Array:
+    """Leading columns that lie wholly below the windows of positions p, at most `count`."""
     reach = int(group[WINDOW_REACH])
     if reach < 0:
-        return 0
-    return min(max(p - reach, 0) // int(group[BLOCK_SIZE] * group[CP_WORLD]), count)
+        return np.zeros_like(count)
+    return np.minimum(np.maximum(p - reach, 0) // int(group[BLOCK_SIZE] * group[CP_WORLD]), count)

@@ -126,6 +126,15 @@ class ManagerReads:
         raise_fault(self, fault, at, handles)
         return needed
 
+    def num_free_hit_blocks(self, seq: int) -> int:
+        """Blocks of a waiting sequence's hit that nobody holds: it takes them from the free ones.
+
+        Counted of what `match_prefix` found, as far as it is still there.
+        """
+        fault, num = queries.free_hits(self._state.compiled_state(), self._handle(seq))
+        raise_fault(self, fault, 0, [seq])
+        return int(num)
+
     def stats(self) -> KVCacheStats:
         """Return the manager in numbers."""
         return manager_stats(self.pool.stats(), self._state.arrays)

@@ -4,8 +4,9 @@ import numpy as np
 
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.admission import num_new_blocks
-from pagedkv.allocation.group_rules import BLOCK_SIZE
-from pagedkv.allocation.matching import longest_hit
+from pagedkv.allocation.block_records import REFS
+from pagedkv.allocation.group_rules import BLOCK_SIZE, HASHES, first_needed_block
+from pagedkv.allocation.matching import block_at, longest_hit
 from pagedkv.allocation.row_writing import base_of
 from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
@@ -14,7 +15,7 @@ from pagedkv.constants import PAD_SLOT_ID
 Array = s.Array
 Int = s.Int
 
-__all__ = ["common_prefix", "match", "needed_blocks", "read", "translate"]
+__all__ = ["common_prefix", "free_hits", "match", "needed_blocks", "read", "translate"]
 
 
 @compiled
@@ -45,6 +46,25 @@ def match(state: Array, handle: int) -> tuple[int, int]:
         hit = longest_hit(pool.keys, pool.entries, m, line, line[s.NUM_TOKENS] - 1, m.limits[s.ALIGNMENT])
     line[s.MATCHED] = hit
     return s.GOOD, hit
+
+
+@compiled
+def free_hits(state: Array, handle: int) -> tuple[int, int]:
+    """Count the blocks of the hit that was noted which nobody holds; (fault, blocks)."""
+    pool, _, m = unpack(state)
+    at = s.place_of(m.sequences, handle)
+    if at < 0:
+        return s.BAD_HANDLE, 0
+    line = m.sequences[at]
+    num = 0
+    for g in range(m.groups.shape[0]):
+        if m.groups[g, HASHES] == 0:
+            continue
+        first = first_needed_block(m.groups, g, line[s.MATCHED])
+        for j in range(first, line[s.MATCHED] // m.groups[g, BLOCK_SIZE]):
+            block = block_at(pool.keys, pool.entries, m, line, g, j)
+            num += block != 0 and pool.records[block, REFS] == 0
+    return s.GOOD, num
 
 
 @compiled

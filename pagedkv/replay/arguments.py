@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from pagedkv.allocation.hashing import ALGORITHMS
 from pagedkv.replay.argument_types import count, kernel_views, memory_size, parse_group, real, share
 from pagedkv.replay.options import ReplayOptions
 from pagedkv.specs import ContextParallel
@@ -90,6 +91,18 @@ def _add_memory(group: Any, defaults: ReplayOptions) -> None:
         default=defaults.watermark,
         help="share of the pool that an admission leaves free while others run (default: %(default)s)",
     )
+    group.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.prefix_caching,
+        help="find full blocks again by their content, as long as they are not handed out (default: on)",
+    )
+    group.add_argument(
+        "--hash",
+        choices=ALGORITHMS,
+        default=defaults.hash,
+        help="hash of blocks for prefix caching (default: %(default)s)",
+    )
 
 
 def _add_batch(group: Any, defaults: ReplayOptions) -> None:
@@ -106,12 +119,19 @@ def _add_batch(group: Any, defaults: ReplayOptions) -> None:
         help="tokens a step (default: %(default)s)",
     )
     group.add_argument(
+        "--compact-every",
+        type=count(0),
+        default=defaults.compact_every,
+        metavar="N",
+        help="every N steps, move the highest table rows into holes; 0: never (default: %(default)s)",
+    )
+    group.add_argument(
         "--groups",
         type=lambda text: text.split(","),
         default=["full"],
         metavar="LIST",
-        help="KV-cache groups, such as full,window:4096; each may end in /BLOCK_SIZE and in +replicated "
-        "(every context-parallel rank holds all of it) (default: full)",
+        help="KV-cache groups, such as full,window:4096; each may end in /BLOCK_SIZE, full ones "
+        "in +replicated (every context-parallel rank holds all of it) (default: full)",
     )
     group.add_argument(
         "--kernel-views",

@@ -1,10 +1,10 @@
-"""Engine: a serving engine's step over the library's pool and tables, without a model."""
+"""Engine: a serving engine's step over the library's manager and tables, without a model."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from pagedkv.checks import IntArray
 from pagedkv.replay.arrivals import Arrivals
 from pagedkv.replay.batch import RunningBatch
 from pagedkv.replay.contents import Contents
@@ -26,7 +26,7 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs requests to their end: every step schedules, allocates, writes rows, commits and verifies.
+    """Runs requests to their end: every step schedules, allocates, commits, verifies and settles.
 
     A sequence's last output token is sampled but never computed, as in any engine: a request of p prompt
     and n output tokens takes p + n - 1 positions.
@@ -55,14 +55,14 @@ class Engine:
         max_tokens, max_seqs = options.max_num_batched_tokens, options.max_num_seqs
         self.layout = Layout(options.groups, options.context_parallel, max_tokens)
         self.log, self.findings, self.tally = StepLog(), Findings(), Tally()
-        self.batch = RunningBatch(max_seqs, len(requests))
+        self.batch = RunningBatch(max_seqs)
         self.tables = RankTables(self.layout, max_seqs, self.max_model_len, max_tokens, options.backend)
-        mirror = self.tables.rows.mirror
-        self.memory = BlockMemory(self.num_blocks, self.layout, mirror, self.batch, requests)
+        mirror, length = self.tables.mirror, self.max_model_len
+        self.memory = BlockMemory(options, length, self.layout, mirror, self.batch, requests)
         self.oracle = self._new_oracle(requests) if options.verify else None
         self.arrivals = self._accept(requests)
-        self._rows = RowKeeper(self.batch, self.memory, self.tables.rows, self.log)
-        self._scheduler = Scheduler(options, requests, self.batch, self.memory, self.arrivals, self.tally)
+        self._rows = RowKeeper(self.batch, self.memory, self.log, options.compact_every)
+        self._scheduler = Scheduler(options, requests, self.batch, self.memory, self.arrivals, self.log)
         self._meter = Meter(self.layout, self.batch, self.memory, self.tables, self.max_model_len)
         self._steps = list[HostStep]()  # the last commit's, one per rank
 
@@ -92,27 +92,26 @@ class Engine:
         """Run one step; somebody must be running or waiting."""
         self.log.start()
         self.findings.step = self.log.num_steps
-        admitted = self._scheduler.schedule(self._preempt)
-        self.log.lap("schedule")
-        block_ids = self._rows.grow(admitted)
+        block_ids = self._scheduler.schedule(self._preempt)
         self._commit()
         self._compute(block_ids)
         self._finish()
 
-    def _preempt(self, row: int) -> None:
+    def _preempt(self, place: int) -> None:
         self.log.lap("schedule")
-        rows = np.array([row])
-        self._check_rows(rows)
-        self._rows.remove(rows)
+        self._check(np.array([place]))
+        self._rows.preempt(place)
 
     def _commit(self) -> None:
         batch = self.batch
         query_start_loc = np.zeros(batch.num_reqs + 1, np.int32)
         np.cumsum(batch.scheduled, out=query_start_loc[1:])
-        self._steps = self.tables.commit(query_start_loc, batch.computed.astype(np.int32))
+        self._steps = self.tables.commit(
+            query_start_loc, batch.computed.astype(np.int32), batch.row.astype(np.int32)
+        )
         self.log.lap("commit")
 
-    def _compute(self, block_ids: Any) -> None:
+    def _compute(self, block_ids: IntArray) -> None:
         """Let the step's tokens be in the cache: written, and samples read back, where that is verified."""
         batch, oracle = self.batch, self.oracle
         if oracle:
@@ -123,17 +122,18 @@ class Engine:
             oracle.sample(self._steps, batch.request, batch.computed, batch.scheduled)
             self.log.lap("verify")
 
-    def _check_rows(self, rows: Int64Array) -> None:
+    def _check(self, places: Int64Array) -> None:
         """Read back sequences whole, through the tables as last committed."""
         batch = self.batch
-        if self.oracle and len(rows):
-            columns = self.memory.num_columns()[:, rows]
-            where = batch.committed_row[rows].tolist()
-            self.oracle.check_rows(self._steps, where, batch.request[rows], batch.computed[rows], columns)
+        if self.oracle and len(places):
+            columns = self.memory.num_columns()[:, places]
+            where = batch.committed_place[places].tolist()
+            requests, computed = batch.request[places], batch.computed[places]
+            self.oracle.check_rows(self._steps, where, requests, computed, columns)
             self.log.lap("verify")
 
     def _finish(self) -> None:
-        """Sample the next tokens, read the step's figures, and let complete sequences go."""
+        """Sample the next tokens, read the step's figures, settle, and let complete sequences go."""
         batch, tally = self.batch, self.tally
         has_moved = batch.moved != 0
         batch.mark_committed()
@@ -143,11 +143,13 @@ class Engine:
         num_tokens = int(batch.scheduled.sum())
         values = self._meter.read()
         self.log.lap("finish")
-        self._check_rows(np.flatnonzero(has_moved | is_complete))
-        if is_complete.any():
-            self._rows.remove(np.flatnonzero(is_complete))
-            tally.num_completed += int(is_complete.sum())
-        self._rows.slide()
+        self._check(np.flatnonzero(has_moved | is_complete))
+        self.memory.settle()
+        self.memory.append_sampled(np.flatnonzero(has_sampled & ~is_complete))
+        self.log.lap("allocate")
+        self._rows.finish(np.flatnonzero(is_complete))
+        self._rows.compact()
+        tally.num_completed += int(is_complete.sum())
         tally.num_scheduled_tokens += num_tokens
         self.arrivals.advance(self.options.step_ms * 1e-3 + self.options.token_us * 1e-6 * num_tokens)
         self.log.lap("finish")

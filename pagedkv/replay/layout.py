@@ -1,6 +1,7 @@
 """Layout: how many blocks a sequence takes in each KV-cache group, for many sequences at once."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import lcm
 
 import numpy as np
@@ -27,6 +28,10 @@ class Layout:
     ----------
     positions_per_block : ndarray of int64, shape [num_groups, 1]
         Positions that one table column stands for: block size, times the world where it is sharded.
+    specs : tuple of KVCacheGroupSpec
+        The groups; window groups are never sharded, as the manager has it.
+    alignment : int
+        Prefix hits are multiples of it, in tokens: whole blocks in every group.
     windows : ndarray of int64, shape [num_groups, 1]
         Sliding window in tokens; past any length where there is none.
     """
@@ -37,15 +42,15 @@ class Layout:
         context_parallel: ContextParallel,
         max_num_batched_tokens: int,
     ) -> None:
-        self.specs = tuple(specs)
+        self.specs = tuple(_as_managed(spec) for spec in specs)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.context_parallel = context_parallel
-        self.worlds = [spec.shard(context_parallel).world_size for spec in specs]
-        positions = [spec.block_size * world for spec, world in zip(specs, self.worlds, strict=True)]
+        self.worlds = [spec.shard(context_parallel).world_size for spec in self.specs]
+        positions = [spec.block_size * world for spec, world in zip(self.specs, self.worlds, strict=True)]
         self.positions_per_block = np.array(positions, np.int64).reshape(-1, 1)
         self.windows = np.array([spec.sliding_window or MAX_INT32 for spec in specs], np.int64).reshape(-1, 1)
         self.has_windows = any(spec.sliding_window for spec in specs)
-        self.share_unit = lcm(*positions)
+        self.alignment = lcm(*positions)
         in_flight = -(-(self.windows - 1 + max_num_batched_tokens) // self.positions_per_block) + 1
         self._most_blocks = np.where(self.windows < MAX_INT32, in_flight, MAX_INT32)
 
@@ -75,3 +80,7 @@ class Layout:
     def peak_blocks(self, lengths: Int64Array) -> Int64Array:
         """Most blocks held at once while `lengths` tokens [n] are computed, int64 [num_groups, n]."""
         return np.minimum(self.num_columns(lengths), self._most_blocks)
+
+
+def _as_managed(spec: KVCacheGroupSpec) -> KVCacheGroupSpec:
+    return replace(spec, cp_sharded=spec.cp_sharded and spec.sliding_window is None)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pagedkv.replay.batch import RunningBatch
+from pagedkv.replay.held import HeldBlocks
 from pagedkv.replay.layout import Layout
 from pagedkv.replay.memory import BlockMemory
 from pagedkv.replay.ranks import RankTables
@@ -26,7 +27,8 @@ class Meter:
     def __init__(
         self, layout: Layout, batch: RunningBatch, memory: BlockMemory, tables: RankTables, max_model_len: int
     ) -> None:
-        self._layout, self._batch, self._memory, self._tables = layout, batch, memory, tables
+        self._layout, self._batch, self._tables = layout, batch, tables
+        self._held = HeldBlocks(layout, batch, memory)
         self._max_model_len = max_model_len
         self._transfers = tables.transfers()
 
@@ -36,11 +38,11 @@ class Meter:
 
     def _utilization(self) -> dict[str, float]:
         num_reqs, num_groups = self._batch.num_reqs, self._layout.num_groups
-        written = self._memory.num_distinct_positions()
+        written, room = self._held.num_positions()
         rounded = np.exp2(np.ceil(np.log2(self._batch.computed))).sum()
         return {
             "num_reqs": num_reqs,
-            "utilization": written / self._memory.num_held_positions(),
+            "utilization": written / room,
             "utilization_reserved": written / (num_groups * num_reqs * self._max_model_len),
             "utilization_pow2": written / (num_groups * float(rounded)),
         }

@@ -35,6 +35,12 @@ class ReplayOptions:
         World and interleave; every rank is simulated.
     watermark : float
         Share of the pool that an admission must leave free while others run.
+    prefix_caching : bool
+        Whether full blocks are found again by the hash of their tokens and all before them.
+    hash : str
+        How blocks are hashed, as `BlockHasher` has it.
+    compact_every : int
+        Steps from one move of the highest rows into holes to the next; 0: never.
     num_samples : int
         Positions read back in each group at every step.
     """
@@ -57,6 +63,9 @@ class ReplayOptions:
     verify: bool = True
     num_samples: int = 64
     watermark: float = 0.01
+    prefix_caching: bool = True
+    hash: str = "siphash"
+    compact_every: int = 32
     skip_invalid: bool = False
     json: str | None = None
     plot: str | None = None

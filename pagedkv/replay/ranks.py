@@ -13,7 +13,7 @@ __all__ = ["RankTables"]
 
 
 class RankTables:
-    """One `MultiGroupBlockTable` per rank; the first one's mirror takes the row operations.
+    """One `MultiGroupBlockTable` per rank, with stable rows; the manager writes the first one's mirror.
 
     Parameters
     ----------
@@ -34,22 +34,25 @@ class RankTables:
                 max_model_len,
                 max_num_batched_tokens,
                 context_parallel=replace(layout.context_parallel, rank=rank),
+                stable_rows=True,
                 backend=backend,
                 mirror=self.tables[0].mirror if self.tables else None,
             )
             self.tables.append(table)
-        self.rows = self.tables[0]
-        self._row_bytes: int = 4 * sum(self.rows.mirror.widths)
+        self.mirror = self.tables[0].mirror
+        self._row_bytes: int = 4 * sum(self.mirror.widths)
 
     @property
     def backend(self) -> str:
         """Name of the backend in use."""
-        return str(self.rows.backend)
+        return str(self.tables[0].backend)
 
-    def commit(self, query_start_loc: Any, num_computed_tokens: Any) -> list[HostStep]:
-        """Commit on every rank; returns their steps."""
+    def commit(self, query_start_loc: Any, num_computed_tokens: Any, rows: Any) -> list[HostStep]:
+        """Commit on every rank, `rows` in batch order; returns their steps."""
         num_reqs = len(num_computed_tokens)
-        steps = [table.commit(num_reqs, query_start_loc, num_computed_tokens) for table in self.tables]
+        steps = [
+            table.commit(num_reqs, query_start_loc, num_computed_tokens, rows=rows) for table in self.tables
+        ]
         return [HostStep(step) for step in steps]
 
     def transfers(self) -> Any:

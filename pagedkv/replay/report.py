@@ -7,6 +7,7 @@ from typing import Any
 
 from pagedkv import __version__
 from pagedkv.replay.engine import Engine
+from pagedkv.replay.ideal import ideal_hit_rate
 from pagedkv.replay.options import ReplayOptions
 from pagedkv.replay.traces import Trace
 
@@ -20,6 +21,9 @@ def build_report(trace: Trace, engine: Engine, wall_seconds: float) -> dict[str,
     ``docs/replay.md`` says what each key means.
     """
     log, tally, findings = engine.log, engine.tally, engine.findings
+    cache = engine.memory.manager.stats()
+    hits = cache.num_hit_tokens + cache.num_rehit_tokens
+    queried = cache.num_queried_tokens + cache.num_requeried_tokens
     return {
         "trace": trace.name,
         "format": trace.format,
@@ -36,8 +40,12 @@ def build_report(trace: Trace, engine: Engine, wall_seconds: float) -> dict[str,
         "utilization_mean": log.mean("utilization"),
         "utilization_reserved_mean": log.mean("utilization_reserved"),
         "utilization_pow2_mean": log.mean("utilization_pow2"),
-        "prefix_hit_rate": tally.num_hit_tokens / max(tally.num_prompt_tokens, 1),
-        "preemptions": tally.num_preemptions,
+        "prefix_hit_rate": cache.hit_rate,
+        "prefix_hit_rate_all": hits / max(queried, 1),
+        "prefix_hit_rate_ideal": ideal_hit_rate(trace.requests, engine.layout.alignment),
+        "evictions": cache.pool.num_evictions,
+        "cached_blocks": cache.pool.num_cached_blocks,
+        "preemptions": cache.num_preemptions,
         "running_mean": log.mean("num_reqs"),
         "h2d_copies_per_step_max": int(log.column("h2d_copies").max(initial=0)),
         "h2d_bytes_per_step_mean": log.mean("h2d_bytes"),
@@ -67,10 +75,13 @@ def _options(options: ReplayOptions, engine: Engine) -> dict[str, Any]:
         "max_model_len": engine.max_model_len,
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": options.max_num_batched_tokens,
-        "groups": [_group(spec) for spec in options.groups],
+        "groups": [_group(spec) for spec in engine.layout.specs],
         "cp_world_size": options.context_parallel.world_size,
         "cp_interleave": options.context_parallel.interleave,
         "watermark": options.watermark,
+        "prefix_caching": options.prefix_caching,
+        "hash": options.hash,
+        "compact_every": options.compact_every,
         "limit": options.limit,
         "seed": options.seed,
         "num_samples": options.num_samples,

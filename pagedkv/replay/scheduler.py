@@ -1,18 +1,27 @@
 """Scheduler: which tokens of which sequences run in a step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
+from pagedkv.checks import IntArray
 from pagedkv.replay.arrivals import Arrivals
 from pagedkv.replay.batch import RunningBatch
 from pagedkv.replay.memory import BlockMemory
 from pagedkv.replay.options import ReplayOptions
 from pagedkv.replay.requests import Requests
-from pagedkv.replay.row_changes import SharedPrefix
-from pagedkv.replay.tally import Tally
+from pagedkv.replay.step_log import StepLog
 
 __all__ = ["Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Who was refused last, and the blocks that there were for it."""
+
+    request: int = -1
+    headroom: int = -1
 
 
 class Scheduler:
@@ -20,7 +29,8 @@ class Scheduler:
 
     The running sequences get the step's tokens first, the oldest first; where their blocks do not fit, the
     newest is preempted. What is left goes to waiting requests in order. One is admitted when all that it
-    knows so far fits beside what the running ones still need for theirs, and a watermark stays free.
+    knows so far fits beside what the running ones still need for theirs, and a watermark stays free; so
+    everybody fits in a step that admits.
 
     Parameters
     ----------
@@ -29,7 +39,8 @@ class Scheduler:
     batch : RunningBatch
     memory : BlockMemory
     arrivals : Arrivals
-    tally : Tally
+    log : StepLog
+        Its stopwatch: the manager's calls are "allocate".
     """
 
     def __init__(
@@ -39,28 +50,30 @@ class Scheduler:
         batch: RunningBatch,
         memory: BlockMemory,
         arrivals: Arrivals,
-        tally: Tally,
+        log: StepLog,
     ) -> None:
-        self._options, self._requests, self._batch = options, requests, batch
-        self._memory, self._arrivals, self._tally = memory, arrivals, tally
+        self._options, self._batch, self._memory = options, batch, memory
+        self._arrivals, self._log = arrivals, log
         self._watermark = int(options.watermark * memory.num_blocks)
         self._known = requests.prompt_lens.copy()  # with the outputs sampled before a preemption
         self._final = requests.total_lens
-        self._was_admitted = np.zeros(len(requests), np.bool_)
+        self._refusal = _Refusal()
 
-    def schedule(self, preempt: Callable[[int], None]) -> list[SharedPrefix]:
-        """Set the batch's scheduled tokens and admit requests; returns what each admission shares.
+    def schedule(self, preempt: Callable[[int], None]) -> IntArray:
+        """Set the batch's scheduled tokens, admit requests, allocate; returns the blocks handed out.
 
-        `preempt` takes a row out of the batch, with its blocks; nobody is admitted in such a step.
+        `preempt` takes a place out of the batch, with its blocks; nobody is admitted in such a step.
         """
         budget = self._spread()
-        num_preempted = 0
-        while int(self._memory.growth().sum()) > self._memory.num_free:
+        num_admitted = self._admit(budget)
+        self._log.lap("schedule")
+        while (block_ids := self._memory.allocate(num_admitted)) is None:
+            self._log.lap("allocate")
             self._preempt_newest(preempt)
-            num_preempted += 1
-            budget = self._spread()
-        self._tally.num_preemptions += num_preempted
-        return [] if num_preempted else self._admit(budget)
+            self._spread()
+            self._log.lap("schedule")
+        self._log.lap("allocate")
+        return block_ids
 
     def _spread(self) -> int:
         """Give tokens to the running sequences, oldest first; returns how many are left."""
@@ -77,35 +90,41 @@ class Scheduler:
         return 0
 
     def _preempt_newest(self, preempt: Callable[[int], None]) -> None:
-        row = self._batch.newest()
-        request = int(self._batch.request[row])
-        self._known[request] = self._batch.known[row]
+        place = self._batch.newest()
+        request = int(self._batch.request[place])
+        self._known[request] = self._batch.known[place]
         self._arrivals.waiting.appendleft(request)
-        preempt(row)
+        preempt(place)
 
-    def _admit(self, budget: int) -> list[SharedPrefix]:
-        """Admit waiting requests in order while tokens, rows and blocks last."""
-        waiting, batch, admitted = self._arrivals.waiting, self._batch, list[SharedPrefix]()
-        if not waiting or not budget or batch.num_reqs == self._options.max_num_seqs:
-            return admitted
+    def _admit(self, budget: int) -> int:
+        """Admit waiting requests in order while tokens, rows and blocks last; returns how many."""
+        waiting, batch, num_admitted = self._arrivals.waiting, self._batch, 0
+        if not self._may_admit(budget):
+            return 0
         headroom = self._memory.num_free - self._memory.num_promised()
-        while waiting and budget and batch.num_reqs < self._options.max_num_seqs:
-            request = waiting[0]
-            known = int(self._known[request])
-            tokens, holder_row = self._memory.longest_prefix(request, known)
-            headroom -= self._memory.num_needed(known, tokens)
-            if headroom < (self._watermark if batch.num_reqs else 0):
+        while self._may_admit(budget):
+            request, spare = waiting[0], self._watermark if batch.num_reqs else 0
+            if self._refusal.request == request and headroom <= self._refusal.headroom:
+                break  # nothing was given back since
+            tokens, needed = self._match(request)
+            if headroom - needed < spare:
+                self._refusal = _Refusal(request, headroom)
                 break
             waiting.popleft()
+            headroom -= needed
+            known = int(self._known[request])
             scheduled = min(known - tokens, budget)
             budget -= scheduled
-            row = batch.add(request, tokens, known, int(self._final[request]), scheduled)
-            admitted.append(SharedPrefix(row, holder_row, tokens))
-            self._count(request, tokens)
-        return admitted
+            batch.add(request, tokens, known, int(self._final[request]), scheduled)
+            num_admitted += 1
+        return num_admitted
 
-    def _count(self, request: int, tokens: int) -> None:
-        if not self._was_admitted[request]:
-            self._was_admitted[request] = True
-            self._tally.num_prompt_tokens += int(self._requests.prompt_lens[request])
-            self._tally.num_hit_tokens += tokens
+    def _may_admit(self, budget: int) -> bool:
+        has_place = self._batch.num_reqs < self._options.max_num_seqs
+        return bool(self._arrivals.waiting and budget and has_place)
+
+    def _match(self, request: int) -> tuple[int, int]:
+        self._log.lap("schedule")
+        found = self._memory.match(request, int(self._known[request]))
+        self._log.lap("allocate")
+        return found

@@ -30,7 +30,9 @@ def _requests(r: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "steps", f"{r['steps']:,}, {r['running_mean']:.1f} sequences running on average"
     yield "tokens", f"{r['scheduled_tokens']:,} scheduled, {r['preemptions']:,} preemptions"
-    yield "prefix hits", f"{r['prefix_hit_rate']:.2%} of prompt tokens, at first admission"
+    ideal = f"{r['prefix_hit_rate_ideal']:.2%} if nothing were evicted"
+    yield "prefix hits", f"{r['prefix_hit_rate']:.2%} of prompt tokens, at first admission ({ideal})"
+    yield "prefix cache", f"{r['cached_blocks']:,} blocks at the end, {r['evictions']:,} evictions"
 
 
 def _verification(r: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,17 +13,10 @@ class Tally:
     ----------
     num_rejected, num_completed : int
         Requests that could never fit, and those that ran to their end.
-    num_preemptions : int
-        Sequences that lost their blocks to older ones; each was recomputed later.
     num_scheduled_tokens : int
         Tokens computed, recomputed ones counted again.
-    num_prompt_tokens, num_hit_tokens : int
-        Prompt tokens at first admission, and those of them that were shared instead of computed.
     """
 
     num_rejected: int = 0
     num_completed: int = 0
-    num_preemptions: int = 0
     num_scheduled_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_hit_tokens: int = 0

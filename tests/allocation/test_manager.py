@@ -39,6 +39,22 @@ def table(manager, seq, group=0):
     return manager.block_table(group)[row, : manager.num_blocks_held(group)[row]].tolist()
 
 
+def test_hits_that_nobody_holds_are_counted():
+    manager = manager_of(FullAttentionSpec(4), SlidingWindowSpec(4, sliding_window=5))
+    first, second = manager.add(range(18)), manager.add(range(18))
+    run(manager, first)
+
+    assert manager.num_free_hit_blocks(second) == 0  # nothing was looked up
+    assert manager.match_prefix(second) == 16
+    assert manager.num_free_hit_blocks(second) == 0  # the first holds them all
+    manager.free([first])
+    assert manager.num_free_hit_blocks(second) == 4 + 1
+    manager.pool.evict(manager.pool.free_block_ids())
+    assert manager.num_free_hit_blocks(second) == 0
+    with pytest.raises(errors.StaleSequenceError):
+        manager.num_free_hit_blocks(first)
+
+
 def test_a_sequence_has_a_row_from_its_first_allocation_until_it_leaves():
     manager = manager_of()
     seq = manager.add([1, 2, 3])

@@ -1,6 +1,5 @@
 """Small requests and whole runs, for the tests of the replay."""
 
-import numpy as np
 from hypothesis import strategies as st
 
 from pagedkv.replay.engine import Engine
@@ -56,12 +55,12 @@ def traffic(draw, max_requests=8):
 
 
 def held_blocks(engine):
-    """{(group, row): ids} of the non-NULL entries of the tables' mirror."""
-    mirror = engine.tables.rows.mirror
+    """{(group, place): ids} of the non-NULL entries of the tables' mirror."""
+    mirror = engine.tables.mirror
     return {
-        (group, row): [int(b) for b in mirror.block_table(group)[row, : mirror.num_blocks(group)[row]] if b]
+        (group, place): [int(b) for b in mirror.block_table(group)[row, : mirror.num_blocks(group)[row]] if b]
         for group in range(engine.layout.num_groups)
-        for row in range(engine.batch.num_reqs)
+        for place, row in enumerate(engine.batch.row)
     }
 
 
@@ -69,8 +68,9 @@ def assert_all_free(engine):
     """Nothing is left behind: no row, no block, no count."""
     assert engine.batch.num_reqs == 0
     assert engine.num_blocks - 1 == engine.memory.num_free
-    np.testing.assert_array_equal(np.zeros(engine.layout.num_groups), engine.memory.num_held)
-    mirror = engine.tables.rows.mirror
+    assert not engine.memory.manager.pool.ref_counts.any()
+    assert engine.memory.manager.stats().num_sequences == 0
+    mirror = engine.tables.mirror
     for group in range(engine.layout.num_groups):
         assert not mirror.block_table(group).any()
         assert not mirror.num_blocks(group).any()

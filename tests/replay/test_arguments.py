@@ -31,7 +31,7 @@ ALL_OPTIONS = """
     t.gz --arrivals immediate --step-ms 0.5 --token-us 0 --block-size 8 --num-blocks 9 --kv-memory 1M
     --bytes-per-token 4 --watermark 0.5 --max-model-len 7 --max-num-seqs 3 --max-num-batched-tokens 5
     --cp-world-size 2 --cp-interleave 4 --backend numpy --limit 6 --seed 2 --no-verify --samples 1
-    --skip-invalid --json j --plot p --quiet
+    --skip-invalid --json j --plot p --quiet --no-prefix-caching --hash sha256 --compact-every 7
 """
 
 
@@ -61,6 +61,9 @@ def test_every_option_arrives():
         json="j",
         plot="p",
         quiet=True,
+        prefix_caching=False,
+        hash="sha256",
+        compact_every=7,
     )
     assert options.resolved_num_blocks() == 9
 

@@ -31,6 +31,9 @@ def engine_options(draw):
         max_num_seqs=draw(st.integers(1, 5)),
         max_num_batched_tokens=draw(st.sampled_from([9, 64, 600])),
         watermark=draw(st.sampled_from([0.0, 0.1])),
+        prefix_caching=draw(st.booleans()),
+        hash=draw(st.sampled_from(["siphash", "sha256"])),
+        compact_every=draw(st.sampled_from([0, 1, 3])),
         arrivals=draw(st.sampled_from(["trace", "immediate"])),
         num_samples=3,
     )
@@ -50,6 +53,10 @@ def test_any_traffic_completes_verified_on_any_engine(requests, options):
     assert (engine.log.column("num_reqs") <= options.max_num_seqs).all()
     utilization = engine.log.column("utilization")
     assert ((utilization > 0) & (utilization <= 1)).all()
+
+
+def stats_of(engine):
+    return engine.memory.manager.stats()
 
 
 def test_a_request_takes_its_chunks_then_a_token_a_step():
@@ -105,11 +112,11 @@ def test_the_newest_is_preempted_and_recomputed():
 
     engine = run(requests, num_blocks=10, watermark=0.0)
 
-    assert engine.tally.num_preemptions == 1
+    assert stats_of(engine).num_preemptions == 1
     assert engine.tally.num_completed == 2
     assert engine.findings.num_mismatches == 0
-    assert engine.tally.num_scheduled_tokens > 2 * 23  # some tokens were computed twice
-    assert engine.tally.num_prompt_tokens == 16  # counted at first admission alone
+    assert stats_of(engine).num_queried_tokens == 16  # counted at first admission alone
+    assert engine.tally.num_scheduled_tokens + stats_of(engine).num_rehit_tokens > 2 * 23
     assert_all_free(engine)
 
 
@@ -130,15 +137,32 @@ def test_a_trace_of_which_nothing_fits_takes_no_step():
     assert (engine.log.num_steps, engine.tally.num_rejected) == (0, 1)
 
 
-def test_prefixes_are_shared_while_both_live():
-    first, second = (0.0, 600, 40, 1, 2), (0.3, 700, 5, 1, 3)
-    engine = run(requests_of(first, second), num_blocks=900, max_num_batched_tokens=64)
-    alone = run(requests_of(first, (500.0, *second[1:])), num_blocks=900, max_num_batched_tokens=64)
+@pytest.mark.parametrize(
+    ("arrival", "changes", "hit"),
+    [
+        (0.3, {}, 512),  # both live
+        (500.0, {}, 512),  # the prefix outlives its holder
+        (500.0, {"prefix_caching": False}, 0),
+        (500.0, {"num_blocks": 180}, 512),
+    ],
+)
+def test_prefixes_survive_their_last_holder(arrival, changes, hit):
+    first, second = (0.0, 600, 40, 1, 2), (arrival, 700, 5, 1, 3)
+    engine = run(requests_of(first, second), **({"num_blocks": 900, "max_num_batched_tokens": 64} | changes))
 
-    assert engine.tally.num_hit_tokens == 512
-    assert engine.tally.num_scheduled_tokens == 600 + 39 + 700 + 4 - 512
-    assert alone.tally.num_hit_tokens == 0  # the first was gone by then
-    assert engine.findings.num_mismatches == alone.findings.num_mismatches == 0
+    assert stats_of(engine).num_hit_tokens == hit
+    assert engine.tally.num_scheduled_tokens == 600 + 39 + 700 + 4 - hit
+    assert engine.findings.num_mismatches == 0
+
+
+def test_a_prefix_whose_blocks_were_handed_out_is_computed_again():
+    """A pool of 179 blocks; the one in between takes 175 of them, all that the first left behind."""
+    first, between, second = (0.0, 600, 40, 1, 2), (500.0, 690, 11, 5, 6), (900.0, 700, 5, 1, 3)
+    engine = run(requests_of(first, between, second), num_blocks=180, max_num_batched_tokens=64)
+
+    assert stats_of(engine).num_hit_tokens < 512
+    assert stats_of(engine).pool.num_evictions > 100
+    assert engine.findings.num_mismatches == 0
 
 
 def test_the_trace_clock_waits_and_skips_idle_time():
@@ -166,7 +190,7 @@ def test_every_live_position_is_read_when_a_sequence_finishes():
 
 def test_a_moved_row_is_read_whole():
     """The first sequence ends after its prefill; the second moves into its row, and is read there."""
-    engine = run(requests_of((0.0, 8, 1), (0.0, 8, 3)), num_samples=1)
+    engine = run(requests_of((0.0, 8, 1), (0.0, 8, 3)), num_samples=1, compact_every=1)
 
     moved = 9  # tokens in the cache of the second after the step that committed the move
     assert engine.findings.num_verified == engine.log.num_steps + 8 + moved + 10

@@ -1,8 +1,13 @@
 """The oracle bites: each planted fault is found, and said where."""
 
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from pagedkv.allocation.sequence_state import CAPACITY
 from pagedkv.replay.engine import Engine
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec
 
@@ -180,68 +185,151 @@ def test_a_window_groups_lost_block_is_found():
     assert "group 1" in " ".join(findings.examples)
 
 
-def test_a_block_that_was_given_out_twice_is_found():
-    engine = Engine(REQUESTS, options_of(num_samples=1))
-    pool = engine.memory._pool
-    allocate = pool.allocate
-    calls = iter(range(10_000))
+def faulty_manager(engine, **methods):
+    """Put wrapped methods in the place of a manager's; each is called with the honest one first."""
+    for name, method in methods.items():
+        setattr(engine.memory.manager, name, partial(method, getattr(engine.memory.manager, name)))
 
-    def allocate_twice(count):
-        ids = allocate(count)
-        if count and next(calls) == 3:
-            held = engine.tables.rows.mirror.block_table(0)[0, :1].copy()
-            pool.free(ids[:1])
-            pool.touch(held)
-            ids[:1] = held
-        return ids
 
-    engine.memory._pool = type("Faulty", (), {"__getattr__": lambda _, name: getattr(pool, name)})()
-    engine.memory._pool.allocate = allocate_twice
-    engine.run()
+def give_back_early(engine):
+    """Free a block that a running sequence holds, behind the manager's back."""
+    block = engine.memory.manager.block_table(0)[engine.batch.row[0], 0]
+    engine.memory.manager.pool.free([block])
+
+
+class FoundError(Exception):
+    """Ends a run."""
+
+
+def run_until_a_mismatch(engine, fault=id, fault_at=6):
+    """Run with a fault after some steps; what the damage does to the manager later does not matter."""
+
+    def look(engine):
+        if engine.log.num_steps == fault_at:
+            fault(engine)
+        if engine.findings.num_mismatches:
+            raise FoundError
+
+    with suppress(FoundError):
+        engine.run(look)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_block_that_was_freed_early_is_found(prefix_caching):
+    requests = requests_of(*((0.0, 30, 60) for _ in range(4)))
+    engine = Engine(requests, options_of(num_samples=40, num_blocks=80, prefix_caching=prefix_caching))
+
+    run_until_a_mismatch(engine, give_back_early)
 
     assert engine.findings.num_mismatches > 0
     assert "of request" in engine.findings.examples[0].split("found")[1]  # another one's token
 
 
+def ahead(manager, handles, computed):
+    """Computed tokens as an engine gives them that counts what it has blocks for."""
+    capacity = [manager.line(int(handle))[CAPACITY] for handle in handles]
+    return np.minimum(computed + 64, np.minimum(capacity, manager.num_tokens(handles)))
+
+
+def run_with_commits_ahead(requests, *, are_ahead=True, **changes):
+    """Run an engine that settles tokens before they are computed."""
+    engine = Engine(requests, options_of(num_samples=64, **changes))
+    manager = engine.memory.manager
+    faulty_manager(
+        engine, allocate_slots=lambda honest, seqs, counts: honest(seqs, counts, num_lookahead_tokens=64)
+    )
+    if are_ahead:
+        faulty_manager(
+            engine, commit=lambda honest, seqs, computed: honest(seqs, ahead(manager, seqs, computed))
+        )
+    engine.run()
+    return engine.findings
+
+
+def test_blocks_published_before_they_are_computed_are_found():
+    """The second one is preempted within its prompt, and on its return hits what it never computed."""
+    requests = requests_of((0.0, 8, 40), (0.0, 200, 5))
+
+    findings = run_with_commits_ahead(requests, num_blocks=54, watermark=0.0)
+    honest = run_with_commits_ahead(requests, are_ahead=False, num_blocks=54, watermark=0.0)
+
+    assert findings.num_mismatches > 0
+    assert "found nothing written" in findings.examples[0]
+    assert honest.num_mismatches == 0
+
+
+def test_window_blocks_freed_before_they_are_computed_are_found():
+    groups = (KVCacheGroupSpec(4), KVCacheGroupSpec(4, sliding_window=9))
+
+    findings = run_with_commits_ahead(requests_of((0.0, 120, 5)), groups=groups, num_blocks=900)
+
+    assert findings.num_mismatches > 0
+    assert "group 1" in findings.examples[0]
+
+
+def test_hits_that_nobody_holds_are_found_when_others_get_them():
+    """A hit without its references is handed out again while it is read."""
+    requests = requests_of((0.0, 600, 1, 1, 2), (50.0, 600, 90, 1, 3), (50.0, 300, 90))
+    engine = Engine(requests, options_of(num_blocks=260, num_samples=64, max_num_batched_tokens=200))
+
+    def lose_references(honest, seqs, counts):
+        starting = engine.memory.manager.rows(seqs) < 0
+        done = honest(seqs, counts)
+        for row in engine.memory.manager.rows(seqs)[starting & (done.num_computed_tokens > 0)]:
+            engine.memory.manager.pool.free(engine.memory.manager.block_table(0)[row, :100])
+        return done
+
+    faulty_manager(engine, allocate_slots=lose_references)
+    run_until_a_mismatch(engine)
+
+    assert engine.findings.num_mismatches > 0
+
+
 def test_a_preempted_sequence_is_read_whole_before_its_blocks_go():
     """Its first block is spoilt just before; recomputing repairs it, so nothing else could tell."""
-    engine = Engine(requests_of((0.0, 8, 16), (0.0, 8, 16)), options_of(num_blocks=10, watermark=0.0))
+    engine = Engine(
+        requests_of((0.0, 8, 16), (0.0, 8, 16)),
+        options_of(num_blocks=10, watermark=0.0, prefix_caching=False),
+    )
     preempt = engine._preempt
 
-    def spoil_and_preempt(row):
-        block = engine.tables.rows.mirror.block_table(0)[row, 0]
+    def spoil_and_preempt(place):
+        block = engine.tables.mirror.block_table(0)[engine.batch.row[place], 0]
         engine.oracle._kv[0, block, 0] = 0
-        preempt(row)
+        preempt(place)
 
     engine._preempt = spoil_and_preempt
     engine.run()
 
-    assert engine.tally.num_preemptions == 1
+    assert engine.memory.manager.stats().num_preemptions == 1
     assert engine.findings.num_mismatches == 1
     assert "expected position 0 of request 1 in group 0, found nothing written" in engine.findings.examples[0]
 
 
-def test_a_prefix_shared_before_it_was_computed_is_found():
-    requests = requests_of((0.0, 600, 30, 1, 2), (0.0, 700, 5, 1, 3))
-    engine = Engine(requests, options_of(num_blocks=900, max_num_batched_tokens=700))
-    honest = engine.memory.longest_prefix
-    engine.memory.longest_prefix = lambda request, known: (512, 0) if request == 1 else honest(request, known)
-
-    engine.run()
-
-    assert engine.findings.num_mismatches > 0
-    assert "found nothing written" in engine.findings.examples[0]
-
-
-def test_a_prefix_of_other_tokens_is_found():
+def test_a_hit_of_other_tokens_is_found():
+    """Two prompts that hash to equal keys, as if keys were half as long."""
     requests = requests_of((0.0, 600, 300, 1, 2), (1.0, 700, 5, 9, 3))
     engine = Engine(requests, options_of(num_blocks=900, max_num_batched_tokens=600))
-    honest = engine.memory.longest_prefix
-    engine.memory.longest_prefix = lambda request, known: (512, 0) if request == 1 else honest(request, known)
+    tokens = engine.memory._tokens
+    engine.memory._tokens = SimpleNamespace(
+        prompt=lambda request: np.arange(requests.prompt_lens[request], dtype=np.int32),
+        sampled=tokens.sampled,
+    )
 
     engine.run()
 
     assert "of prefix 0 in group 0" in engine.findings.examples[0]
+
+
+def test_a_row_that_was_moved_badly_is_found():
+    """The manager thinks that a sequence has moved; its table row has not."""
+    requests = requests_of((0.0, 8, 1), (0.0, 8, 30))
+    engine = Engine(requests, options_of(compact_every=1))
+    engine.memory.manager.move_rows = lambda *_: None
+
+    engine.run()
+
+    assert engine.findings.num_mismatches > 0
 
 
 def test_only_the_first_mismatches_are_kept_as_examples():

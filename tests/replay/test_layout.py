@@ -25,7 +25,9 @@ def layouts(draw):
 def span(layout, group):
     """Positions that one column stands for."""
     spec = layout.specs[group]
-    return spec.block_size * (layout.context_parallel.world_size if spec.cp_sharded else 1)
+    return spec.block_size * (
+        layout.context_parallel.world_size if spec.cp_sharded and not spec.sliding_window else 1
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -68,7 +70,10 @@ def layout_chunks(layout, length, data):
     return chunks
 
 
-def test_prefixes_are_shared_in_blocks_that_are_whole_in_every_group():
-    specs = [KVCacheGroupSpec(4), KVCacheGroupSpec(6), KVCacheGroupSpec(5, cp_sharded=False)]
+def test_hits_are_whole_blocks_in_every_group():
+    specs = [KVCacheGroupSpec(4), KVCacheGroupSpec(6), KVCacheGroupSpec(5, sliding_window=9)]
 
-    assert Layout(specs, ContextParallel(2), 8).share_unit == 120  # of 8, 12 and 5
+    layout = Layout(specs, ContextParallel(2), 8)
+
+    assert layout.alignment == 120  # of 8, 12 and 5: windows are not sharded
+    assert layout.worlds == [2, 2, 1]

@@ -1,6 +1,5 @@
 """Which blocks are shared, held and freed, recounted from the tables."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,17 +18,17 @@ def steps(engine, count):
 
 
 def hits(requests, first_steps, **options):
-    """Tokens that the last request shares when it arrives after some steps of the others."""
+    """Tokens that the last request finds when it arrives after some steps of the others."""
     engine = Engine(requests, options_of(**({"max_num_batched_tokens": 600, "num_blocks": 900} | options)))
     steps(engine, first_steps)
-    tokens, _ = engine.memory.longest_prefix(len(requests) - 1, int(requests.prompt_lens[-1]))
+    tokens, _ = engine.memory.match(len(requests) - 1, int(requests.prompt_lens[-1]))
     return tokens
 
 
 @pytest.mark.parametrize(
     ("prompt", "hash_ids", "first_steps", "expected"),
     [
-        (1100, (1, 2, 3), 0, 0),  # nobody is live
+        (1100, (1, 2, 3), 0, 0),  # nothing is computed
         (1100, (1, 2, 3), 1, 600),  # the holder has computed 600 tokens
         (1100, (1, 2, 3), 2, 1024),
         (1100, (1, 9, 3), 2, 512),
@@ -41,7 +40,7 @@ def hits(requests, first_steps, **options):
         (3, (1,), 2, 0),  # no whole block
     ],
 )
-def test_whole_computed_blocks_of_equal_leading_ids_are_shared(prompt, hash_ids, first_steps, expected):
+def test_whole_computed_blocks_of_equal_leading_ids_are_found(prompt, hash_ids, first_steps, expected):
     requests = requests_of((0.0, 1090, 50, 1, 2, 30), (9.0, prompt, 5, *hash_ids))
 
     assert hits(requests, first_steps) == expected
@@ -62,29 +61,42 @@ def test_several_groups_share_blocks_that_are_whole_in_each():
 
 
 @pytest.mark.parametrize(
-    ("window", "first_steps", "expected"),
-    [
-        (70, 1, 600),  # the holder stands where the hit ends: the same window
-        (70, 2, 0),  # at 1,090 it holds positions from 1,021; a hit of 1,024 needs those from 955
-        (1100, 2, 1024),  # nothing has left the window yet
-        (1100, 20, 0),  # the first blocks have
-    ],
+    ("window", "first_steps", "expected"), [(70, 1, 600), (70, 2, 1024), (1100, 20, 1024)]
 )
-def test_a_window_shares_while_the_holder_still_has_its_blocks(window, first_steps, expected):
+def test_blocks_that_a_window_has_left_are_found_until_they_are_handed_out(window, first_steps, expected):
     requests = requests_of((0.0, 1090, 60, 1, 2, 30), (9.0, 1100, 5, 1, 2, 3))
     groups = (KVCacheGroupSpec(4), KVCacheGroupSpec(4, sliding_window=window))
 
     assert hits(requests, first_steps, groups=groups) == expected
 
 
+@pytest.mark.parametrize(
+    ("first_steps", "needed"),
+    [
+        (0, 275),  # 1,100 tokens in blocks of 4, nothing to hit
+        (3, 19),  # the holder runs: 256 blocks are there
+        (80, 275),  # it is gone: they are taken out of the free blocks
+    ],
+)
+def test_hits_that_nobody_holds_count_as_needed(first_steps, needed):
+    requests = requests_of((0.0, 1090, 50, 1, 2, 30), (1e9, 1100, 5, 1, 2, 3))
+    engine = Engine(requests, options_of(max_num_batched_tokens=600, num_blocks=900))
+    engine.arrivals.update()
+    for _ in range(first_steps):
+        if engine.batch.num_reqs or engine.arrivals.waiting:
+            engine.step()
+
+    assert engine.memory.match(1, 1100)[1] == needed
+
+
 def recounted(engine):
     """(distinct written positions, positions with room) of held blocks, one by one."""
     written, held = set(), set()
-    for (group, row), ids in held_blocks(engine).items():
+    for (group, place), ids in held_blocks(engine).items():
         size = int(engine.layout.positions_per_block[group, 0])
-        table = engine.tables.rows.mirror.block_table(group)[row]
+        table = engine.tables.mirror.block_table(group)[engine.batch.row[place]]
         held |= {(block, offset) for block in ids for offset in range(size)}
-        for position in range(int(engine.batch.computed[row])):
+        for position in range(int(engine.batch.computed[place])):
             if table[position // size]:
                 written.add((int(table[position // size]), position % size))
     return len(written), len(held)
@@ -100,17 +112,16 @@ def test_held_and_written_positions_equal_a_recount(requests, world, sizes, wind
         groups=groups, num_blocks=2000, max_num_batched_tokens=400, context_parallel=ContextParallel(world)
     )
     engine = Engine(requests, options)
+    read = engine._meter.read
 
-    def compare(running):
-        counts = (running.memory.num_distinct_positions(), running.memory.num_held_positions())
-        assert counts == recounted(running)
-        distinct = [set() for _ in groups]
-        for (group, _), ids in held_blocks(running).items():
-            distinct[group] |= set(ids)
-        np.testing.assert_array_equal([len(ids) for ids in distinct], running.memory.num_held)
-        assert running.memory.num_free == running.num_blocks - 1 - sum(map(len, distinct))
+    def compare_and_read():
+        distinct = {block for ids in held_blocks(engine).values() for block in ids}
+        assert recounted(engine) == engine._meter._held.num_positions()
+        assert engine.memory.num_free == engine.num_blocks - 1 - len(distinct)
+        return read()
 
-    engine.run(compare)
+    engine._meter.read = compare_and_read
+    engine.run()
 
     assert engine.findings.num_mismatches == 0
     assert_all_free(engine)
@@ -124,10 +135,10 @@ def test_window_columns_are_null_and_their_blocks_free():
     def look(running):
         if running.batch.num_reqs:
             first = max(0, int(running.batch.computed[0]) - 9) // 4
-            table = running.tables.rows.mirror.block_table(1)[0]
+            table = running.tables.mirror.block_table(1)[running.batch.row[0]]
             assert not table[:first].any()
             assert table[first]
-            assert running.tables.rows.mirror.block_table(0)[0][0]
+            assert running.tables.mirror.block_table(0)[running.batch.row[0]][0]
             ends = int(running.memory.num_columns()[0, 0]), int(running.memory.num_columns()[1, 0]) - first
             assert running.memory.num_free == running.num_blocks - 1 - sum(ends)
 

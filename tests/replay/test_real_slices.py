@@ -42,5 +42,5 @@ def test_a_slice_completes_verified(name, limit, options):
     assert engine.findings.num_mismatches == 0
     assert engine.findings.num_verified > engine.tally.num_scheduled_tokens // 2
     assert engine.log.mean("utilization") >= 0.98
-    assert (engine.tally.num_preemptions > 0) == (options.get("num_blocks") == 600)
+    assert (engine.memory.manager.stats().num_preemptions > 0) == (options.get("num_blocks") == 600)
     assert engine.log.column("h2d_copies").max() == 1
