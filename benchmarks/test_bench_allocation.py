@@ -111,6 +111,7 @@ def test_allocate_slots_alone(benchmark, num_blocks, num_seqs, length):
 
     def setup():
         manager.commit(allocator.seqs, allocator.lengths + new)
+        manager.append(allocator.seqs, allocator.ones)
         new[:] += 1
         return (allocator.seqs, allocator.ones), {}
 

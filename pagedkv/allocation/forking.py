@@ -110,7 +110,7 @@ def fork(state: Array, at: int, child_at: int) -> None:
         used = _share_row(pool, mirror, m, parent, child, g, new, used)
         m.cursors[child_at, g, s.FIRST_LIVE] = m.cursors[at, g, s.FIRST_LIVE]
         m.cursors[child_at, g, s.PUBLISHED] = m.cursors[at, g, s.PUBLISHED]
-    child[s.NUM_COMPUTED] = parent[s.NUM_COMPUTED]
+    child[s.NUM_COMPUTED] = child[s.ALLOCATED] = parent[s.NUM_COMPUTED]
     parent[s.SHARES] = child[s.SHARES] = 1
     set_capacity(mirror, m, child)
-    set_next_event(m, child_at)
+    set_next_event(mirror, m, child_at)

@@ -123,9 +123,9 @@ def truncate(state: Array, handle: int, num_tokens: int, defer: bool) -> tuple[i
         line[s.NUM_COMPUTED] = num_tokens
         line[s.SHARES] = 1
         set_capacity(mirror, m, line)
-        set_next_event(m, at)
+        set_next_event(mirror, m, at)
     line[s.NUM_TOKENS] = num_tokens
-    line[s.MATCHED] = min(line[s.MATCHED], num_tokens - 1)
+    line[s.MATCHED] = min(line[s.MATCHED], num_tokens - (line[s.ROW] < 0))  # or ALLOCATED, where it runs
     if m.limits[s.PAGE_SIZE] > 0:
         line[s.NUM_HASHED] = min(line[s.NUM_HASHED], num_tokens // m.limits[s.PAGE_SIZE])
     if not defer:

@@ -89,7 +89,8 @@ def num_required(rows: GroupRows, g: int, num_slots: int, num_tokens: int, num_e
     if kind == STATE:
         return 1 + rows[g, SPARE]
     if kind == STATE_ALIGNED:
-        return (num_tokens + size - 1) // size + rows[g, SPARE]
+        end = num_slots if rows[g, SPARE] > 0 else num_tokens  # drafts' states need blocks of their own
+        return (end + size - 1) // size + rows[g, SPARE]
     if kind == CROSS:
         return (num_encoder_tokens + size - 1) // size
     if kind == ENCODER_ONLY:

@@ -81,14 +81,20 @@ class ManagerBlocks(ManagerTokens):
         seqs : array_like of int64, shape [B]
             Sequences that hold a row.
         num_computed_tokens : array_like of int, shape [B]
-            Tokens in the cache, not fewer than before and not more than there are blocks for.
+            Tokens in the cache: the ones before and those that the step computed, which are known and were
+            allocated for. A token that the step sampled is not among them: its KV comes with the next step.
+
+        Raises
+        ------
+        ValueError
+            A count is lower than before, or higher than tokens are known or were allocated for.
         """
         handles = self._handles(seqs)
         computed = self._numbers("num_computed_tokens", num_computed_tokens, handles)
         if self.pool.has_events:
             self._make_room(handles, computed, 0, self.pool.num_blocks)
         fault, at, blocks = settling.commit(self._state.compiled_state(), handles, computed, self._defers)
-        raise_fault(self, fault, at, handles, computed)
+        raise_fault(self, fault, at, handles, computed, counts="num_computed_tokens")
         if blocks.size:
             self._defer(blocks)
         self._fetch_events()
@@ -115,7 +121,7 @@ class ManagerBlocks(ManagerTokens):
             state, handles, counts, lookahead, exclusive
         )
         if exclusive or fault not in (s.OUT_OF_BLOCKS, s.OUT_OF_ROWS):
-            raise_fault(self, fault, done, handles, needed)
+            raise_fault(self, fault, done, handles, counts if fault == s.BAD_COUNT else needed)
         self._fetch_events()
         return Allocation(done, block_ids, computed[:done])
 

@@ -8,8 +8,13 @@ from pagedkv.errors import CapacityError, OutOfBlocksError, StaleSequenceError
 __all__ = ["raise_fault"]
 
 
-def raise_fault(manager: Any, fault: int, at: int, handles: Any, value: Any = None) -> None:
-    """Raise the error of a fault at place `at` of a batch; nothing has changed then."""
+def raise_fault(
+    manager: Any, fault: int, at: int, handles: Any, value: Any = None, *, counts: str = "num_new_tokens"
+) -> None:
+    """Raise the error of a fault at place `at` of a batch; nothing has changed then.
+
+    `counts` names the argument that holds the numbers of tokens, `value` has them, or one of them.
+    """
     if fault == s.GOOD:
         return
     name = f"seqs[{at}]"
@@ -42,13 +47,23 @@ def raise_fault(manager: Any, fault: int, at: int, handles: Any, value: Any = No
                 "(preempt it, then match and compute again)"
             )
         case _:
-            raise ValueError(_bad_count(manager, name, at, handle, value))
+            raise ValueError(_bad_count(manager, counts, at, handle, value))
 
 
-def _bad_count(manager: Any, name: str, at: int, handle: int, value: Any) -> str:
-    if at < 0:
-        return f"token_ids must hold sum(lens) tokens, got {value}"
+def _bad_count(manager: Any, counts: str, at: int, handle: int, value: Any) -> str:
+    got = value[at] if hasattr(value, "__len__") else value
     line = manager.line(handle)
-    held = f"{line[s.NUM_TOKENS]} tokens, {line[s.NUM_COMPUTED]} computed, blocks for {line[s.CAPACITY]}"
-    wanted = "" if value is None else f", got {value[at] if hasattr(value, '__len__') else value}"
-    return f"count for {name} is out of range: the sequence has {held}{wanted}"
+    tokens, computed, allocated = (int(line[x]) for x in (s.NUM_TOKENS, s.NUM_COMPUTED, s.ALLOCATED))
+    match counts:
+        case "num_new_tokens":
+            return f"{counts}[{at}] must be at least 1, got {got} (leave out who has nothing to compute)"
+        case "lens":
+            return f"lens[{at}] must be at least 0, got {got} (truncate takes tokens back)"
+        case "num_tokens":
+            return f"num_tokens must lie in [1, {tokens}], the sequence's tokens, got {got}"
+        case _:
+            return (
+                f"{counts}[{at}] must lie in [{computed}, {max(computed, min(tokens, allocated))}]: "
+                f"{computed} are computed, {tokens} known and {allocated} allocated for, got {got} "
+                "(commit what a step computed, before or after the new tokens are appended)"
+            )

@@ -117,13 +117,10 @@ class ManagerReads:
         """
         handles = self._handles(seqs)
         counts = self._numbers("num_new_tokens", num_new_tokens, handles)
-        state, num_lookahead_tokens = (
-            self._state.compiled_state(),
-            check_int("lookahead", num_lookahead_tokens),
-        )
+        lookahead = check_int("num_lookahead_tokens", num_lookahead_tokens)
         needed: IntArray
-        fault, at, needed = queries.needed_blocks(state, handles, counts, num_lookahead_tokens)
-        raise_fault(self, fault, at, handles)
+        fault, at, needed = queries.needed_blocks(self._state.compiled_state(), handles, counts, lookahead)
+        raise_fault(self, fault, at, handles, counts)
         return needed
 
     def num_free_hit_blocks(self, seq: int) -> int:
@@ -148,6 +145,8 @@ class ManagerReads:
         if type(seqs) is np.ndarray and seqs.dtype == np.int64 and seqs.ndim == 1:
             return np.ascontiguousarray(seqs)
         handles = np.asarray(seqs)
+        if handles.ndim == 0 and handles.dtype.kind in "iu":
+            raise TypeError(f"seqs must be a list of handles, got one handle (pass [{handles}])")
         if handles.size == 0:
             return np.empty(0, np.int64)
         if handles.dtype.kind not in "iu" or handles.ndim != 1:

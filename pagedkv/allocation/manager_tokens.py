@@ -88,7 +88,12 @@ class ManagerTokens(ManagerSteps):
         if fault == s.OUT_OF_BLOCKS:  # of pages: some sequences have outgrown theirs
             self._grow_extents(handles, lengths)
             fault, at = growth.append(self._state.compiled_state(), handles, tokens, lengths, secret, start)
-        raise_fault(self, fault, at, handles, lengths if at >= 0 and lengths.size else tokens.size)
+        if fault == s.BAD_COUNT and at < 0:
+            total, name = (
+                (int(lengths.sum()), "sum(lens)") if lens is not None else (handles.size, "len(seqs)")
+            )
+            raise ValueError(f"token_ids must hold {name} = {total} tokens, got {tokens.size}")
+        raise_fault(self, fault, at, handles, lengths, counts="lens")
 
     def truncate(self, seq: int, num_tokens: int) -> None:
         """Drop a sequence's tokens from `num_tokens` on, as after rejected drafts.
@@ -102,7 +107,7 @@ class ManagerTokens(ManagerSteps):
         """
         seq, num_tokens = self._handle(seq), check_int("num_tokens", num_tokens, low=1)
         fault, blocks = giving_back.truncate(self._state.compiled_state(), seq, num_tokens, self._defers)
-        raise_fault(self, fault, 0, [seq], num_tokens)
+        raise_fault(self, fault, 0, [seq], num_tokens, counts="num_tokens")
         self._defer(blocks)
         self._state.cut_extras(seq & 0xFFFFFFFF, num_tokens)
 

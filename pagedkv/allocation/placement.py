@@ -38,9 +38,12 @@ def _admit(m: Array, line: Array) -> None:
 
 @inlined
 def _sort_out(
-    m: Array, places: Array, num_new: Array, lookahead: int, computed: Array, hard: Array
+    m: Array, places: Array, num_new: Array, lookahead: int, computed: Array, before: Array, hard: Array
 ) -> tuple[int, int, int]:
-    """Note who needs more than it has, or must look before it writes; (fault, index, how many)."""
+    """Note who needs more than it has, or must look before it writes; (fault, index, how many).
+
+    For the others it is noted at once that they were allocated for; `before` has what stood there.
+    """
     sequences, longest = m.sequences, m.limits[s.MAX_MODEL_LEN]
     num_hard = 0
     for i in range(places.size):
@@ -50,10 +53,21 @@ def _sort_out(
         start = sequences[at, s.NUM_COMPUTED]
         computed[i] = start
         num_slots = min(np.int64(start) + num_new[i] + lookahead, longest)
+        before[i] = sequences[at, s.ALLOCATED]
         if num_slots > sequences[at, s.CAPACITY] or sequences[at, s.SHARES] != 0:
             hard[num_hard] = i
             num_hard += 1
+        else:
+            sequences[at, s.ALLOCATED] = max(num_slots, before[i])
     return s.GOOD, 0, num_hard
+
+
+@inlined
+def _take_back(m: Array, places: Array, before: Array, first: int, end: int) -> None:
+    """Undo what `_sort_out` noted for the running sequences of a batch from `first` to `end`."""
+    for i in range(first, end):
+        if m.sequences[places[i], s.ROW] >= 0:
+            m.sequences[places[i], s.ALLOCATED] = before[i]
 
 
 @inlined
@@ -87,9 +101,9 @@ def _place(
             copy += 1
         used_new = place_new(mirror, m, line, g, num_slots, num_tokens, admitted, new, used_new)
     line[s.SHARES] = 0
-    line[s.MATCHED] = 0
     set_capacity(mirror, m, line)
-    set_next_event(m, at)
+    line[s.ALLOCATED] = max(min(num_slots, line[s.CAPACITY]), 0 if admitted else line[s.ALLOCATED])
+    set_next_event(mirror, m, at)
     return used_hits, copy, used_new
 
 
@@ -131,20 +145,26 @@ def allocate(
     """Allocate for a batch; (fault, sequences done or index at fault, blocks needed, new ids, computed)."""
     pool, mirror, m = unpack(state)
     computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
+    before = np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at, 0, nothing, computed
     places = m.batch_places[: handles.size]
-    fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, hard)
-    if fault != s.GOOD or num_hard == 0:
-        return fault, handles.size if fault == s.GOOD else at, 0, nothing, computed
+    fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, before, hard)
+    if fault != s.GOOD:
+        _take_back(m, places, before, 0, at)
+        return fault, at, 0, nothing, computed
+    if num_hard == 0:
+        return fault, handles.size, 0, nothing, computed
     hard = hard[:num_hard]
     first_copy = m.totals[s.NUM_COPIES]
     hits = np.empty(room_for_hits(m, places, hard), np.int32)
     fault, fitting, needed, num_taken, num_hits = plan(
         pool, mirror, m, places, num_new, hard, lookahead, exclusive, hits
     )
+    if fault != s.GOOD:
+        _take_back(m, places, before, 0 if exclusive else fitting, places.size)
     if fault != s.GOOD and exclusive:
         return fault, fitting, needed, nothing, computed
     _hold_hits(pool, hits, num_hits)

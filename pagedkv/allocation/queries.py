@@ -123,9 +123,11 @@ def needed_blocks(state: Array, handles: Array, num_new: Array, lookahead: int) 
         at = s.place_of(m.sequences, handles[i])
         if at < 0:
             return s.BAD_HANDLE, i, out
+        if num_new[i] < 1:
+            return s.BAD_COUNT, i, out
         line = m.sequences[at]
         start = line[s.NUM_COMPUTED] if line[s.ROW] >= 0 else line[s.MATCHED]
-        num_tokens = min(start + num_new[i], m.limits[s.MAX_MODEL_LEN])
+        num_tokens = min(np.int64(start) + num_new[i], m.limits[s.MAX_MODEL_LEN])
         num_slots = min(num_tokens + lookahead, m.limits[s.MAX_MODEL_LEN])
         for g in range(m.groups.shape[0]):
             held = line[s.MATCHED] // m.groups[g, BLOCK_SIZE]

@@ -49,8 +49,8 @@ def set_capacity(mirror: Array, m: Array, line: Array) -> None:
 
 
 @inlined
-def set_next_event(m: Array, at: int) -> None:
-    """Work out anew from how many computed tokens on a block is to be published or freed."""
+def set_next_event(mirror: Array, m: Array, at: int) -> None:
+    """Work out anew from how many computed tokens on a block is to be published, freed or moved."""
     line = m.sequences[at]
     event = np.int64(MAX_INT32)
     for g in range(m.groups.shape[0]):
@@ -64,6 +64,8 @@ def set_next_event(m: Array, at: int) -> None:
             event = min(event, (end + span - 1) // span * span)
         elif kind == STATE_ALIGNED:
             event = min(event, end + 1)
+            if mirror.counts[g, line[s.ROW]] - m.groups[g, SPARE] > (line[s.NUM_COMPUTED] + size - 1) // size:
+                event = min(event, line[s.NUM_COMPUTED] + 1)  # see `settling`: a state may have to move
     line[s.NEXT_EVENT] = event
 
 

@@ -39,6 +39,8 @@ CAPACITY: Final = 5
 """Tokens for which every group has blocks; 0 where the sequence has no row."""
 MATCHED: Final = 6
 """Tokens that `match_prefix` found, until the first allocation takes them."""
+ALLOCATED: Final = MATCHED
+"""The same number from then on: up to which token the sequence was allocated for, drafts included."""
 EXTENT: Final = 7
 """First page of the sequence's tokens."""
 NUM_PAGES: Final = 8

@@ -16,7 +16,7 @@ from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.prefix_index import is_cached, store
 from pagedkv.allocation.publishing import with_group
 from pagedkv.allocation.references import release_into
-from pagedkv.allocation.row_writing import base_of, set_next_event
+from pagedkv.allocation.row_writing import base_of, set_capacity, set_next_event
 from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
 from pagedkv.mirror import mark_dirty
@@ -75,13 +75,50 @@ def _drop_skipped(mirror: Array, m: Array, at: int, g: int, out: Array, used: in
 
 
 @inlined
-def _num_skipped_blocks(m: Array, at: int, computed: int) -> Int:
+def _num_columns_ahead(mirror: Array, m: Array, at: int, g: int, computed: int) -> Int:
+    """How far the running state stands behind the column of the last computed token."""
+    size, held = m.groups[g, BLOCK_SIZE], mirror.counts[g, m.sequences[at, s.ROW]]
+    return held - m.groups[g, SPARE] - (computed + size - 1) // size
+
+
+@inlined
+def _num_skipped_blocks(mirror: Array, m: Array, at: int, computed: int) -> Int:
     """Most blocks that a commit can free for one sequence."""
     num = 0
     for g in range(m.groups.shape[0]):
         if m.groups[g, KIND] != FULL:
             num += max(0, first_needed_block(m.groups, g, computed) - m.cursors[at, g, s.FIRST_LIVE])
+        if m.groups[g, KIND] == STATE_ALIGNED:
+            num += max(0, _num_columns_ahead(mirror, m, at, g, computed))
     return num
+
+
+@inlined
+def _move_state(mirror: Array, m: Array, at: int, g: int, out: Array, used: int) -> Int:
+    """Move a running state, and its drafts' blocks, to the column of the last computed token.
+
+    It stands further right where a step computed less than was allocated, as with rejected drafts. What
+    stood there or between, the state before, is noted in `out`.
+    """
+    line = m.sequences[at]
+    row, ahead = line[s.ROW], _num_columns_ahead(mirror, m, at, g, line[s.NUM_COMPUTED])
+    if ahead <= 0:
+        return used
+    base, held = base_of(mirror, g, row), mirror.counts[g, row]
+    running = held - m.groups[g, SPARE] - 1
+    for j in range(running - 1, running - ahead - 1, -1):
+        if mirror.blocks[base + j] != 0:
+            out[used] = mirror.blocks[base + j]
+            used += 1
+    for j in range(running, held):
+        mirror.blocks[base + j - ahead] = mirror.blocks[base + j]
+    for j in range(held - ahead, held):
+        mirror.blocks[base + j] = 0
+    mirror.counts[g, row] = held - ahead
+    mark_dirty(mirror.ranges, mirror.dirty, g * mirror.counts.shape[1] + row, running - ahead, held)
+    set_capacity(mirror, m, line)
+    line[s.ALLOCATED] = min(line[s.ALLOCATED], line[s.CAPACITY])
+    return used
 
 
 @inlined
@@ -93,7 +130,8 @@ def _sort_out(m: Array, places: Array, computed: Array, busy: Array) -> tuple[in
         at = places[i]
         if sequences[at, s.ROW] < 0:
             return s.NOT_RUNNING, i, 0
-        if computed[i] < sequences[at, s.NUM_COMPUTED] or computed[i] > sequences[at, s.CAPACITY]:
+        most = min(sequences[at, s.ALLOCATED], sequences[at, s.NUM_TOKENS])
+        if computed[i] < sequences[at, s.NUM_COMPUTED] or computed[i] > most:
             return s.BAD_COUNT, i, 0
         if computed[i] >= sequences[at, s.NEXT_EVENT]:
             busy[num_busy] = i
@@ -102,13 +140,13 @@ def _sort_out(m: Array, places: Array, computed: Array, busy: Array) -> tuple[in
 
 
 @inlined
-def _settle(m: Array, places: Array, computed: Array, busy: Array) -> Int:
+def _settle(mirror: Array, m: Array, places: Array, computed: Array, busy: Array) -> Int:
     """Note what is computed; returns how many blocks can be freed at most."""
     for i in range(places.size):
         m.sequences[places[i], s.NUM_COMPUTED] = computed[i]
     room = 0
     for i in busy:
-        room += _num_skipped_blocks(m, places[i], computed[i])
+        room += _num_skipped_blocks(mirror, m, places[i], computed[i])
     return room
 
 
@@ -121,6 +159,8 @@ def _publish_and_drop(
     for i in busy:
         at = places[i]
         for g in range(m.groups.shape[0]):
+            if m.groups[g, KIND] == STATE_ALIGNED:
+                used = _move_state(mirror, m, at, g, out, used)
             if m.groups[g, HASHES] > 0:
                 _publish(pool, mirror, m, at, g)
             if out.size > 0:
@@ -128,7 +168,7 @@ def _publish_and_drop(
         if used > 0 and not defer:
             release_into(pool.records, pool.counters, pool.twins, out[:used], False, scratch)
             used = 0
-        set_next_event(m, at)
+        set_next_event(mirror, m, at)
     return used
 
 
@@ -146,6 +186,6 @@ def commit(state: Array, handles: Array, computed: Array, defer: bool) -> tuple[
     if fault != s.GOOD:
         return fault, at, nothing
     busy = busy[:num_busy]
-    out = np.empty(_settle(m, places, computed, busy), np.int32)
+    out = np.empty(_settle(mirror, m, places, computed, busy), np.int32)
     num_left = _publish_and_drop(pool, mirror, m, places, busy, out, np.empty_like(out), defer)
     return s.GOOD, 0, out[:num_left]

@@ -101,7 +101,8 @@ class Engine:
                     total += 0 if sequence.running else 1 + group.num_speculative_blocks
                     continue
                 case MambaSpec():
-                    if cdiv(num_tokens, size) + group.num_speculative_blocks > held:
+                    end = num_slots if group.num_speculative_blocks else num_tokens
+                    if cdiv(end, size) + group.num_speculative_blocks > held:
                         total += 1 if sequence.running else 1 + group.num_speculative_blocks
                     continue
             total += max(cdiv(num_slots, size) - held, 0)
@@ -127,8 +128,11 @@ class Engine:
             self.content[target] = self.content[source]
         self.manager.copies_done(np.array(copies, np.int32).reshape(-1, 2))
 
-    def write(self, sequence, num_new):
-        """Write `num_new` tokens after the computed ones into blocks that are nobody else's."""
+    def write(self, sequence, num_new, num_kept=None):
+        """Write `num_new` tokens after the computed ones into blocks that are nobody else's.
+
+        A recurrent state goes on over the first `num_kept` of them alone; the others are rejected drafts.
+        """
         start, end = sequence.computed, sequence.computed + num_new
         for g, group in enumerate(self.groups):
             table = self.table(g, sequence)
@@ -139,7 +143,7 @@ class Engine:
                     for block in table if start == 0 else ():
                         self.content[block] = self.tag(g, sequence, 0)
                 case MambaSpec():
-                    self.advance_state(g, sequence, table, end)
+                    self.advance_state(g, sequence, table, end if num_kept is None else start + num_kept)
                 case _:
                     for position in range(start, end):
                         block = table[position // self.sizes[g]]

@@ -146,6 +146,106 @@ def test_recurrent_states_are_kept_where_a_step_ends_on_a_boundary():
     assert table(manager, again, 1)[:2] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("allocated", "committed", "rows"),
+    [
+        ([10], [5], [0, 3]),
+        ([6, 3], [3], [3]),
+        ([12, 5], [12, 13], [0, 0, 0, 8]),
+        ([6, 4], [3, 4], [5]),
+        ([6, 4], [3, 7], [0, 5]),
+    ],
+)
+def test_a_state_stands_in_the_column_of_the_last_computed_token(allocated, committed, rows):
+    """However much was allocated for; a fork copies that block, and never the null block."""
+    manager = manager_of(FullAttentionSpec(4), MambaSpec(4, "align"), enable_events=True)
+    seq = manager.add(range(20))
+    for count in allocated[: 1 + len(allocated) - len(committed)]:
+        manager.allocate_slots([seq], [count])
+    manager.commit([seq], committed[:1])
+    if len(committed) > 1:
+        manager.allocate_slots([seq], allocated[1:])
+        manager.commit([seq], committed[1:])
+
+    states = table(manager, seq, 1)
+    assert [block > 0 for block in states] == [block > 0 for block in rows]
+    assert (manager.pool.ref_counts > 0).sum() == len(table(manager, seq)) + 1
+    if committed[-1] % 4:
+        manager.fork(seq)
+        copies = manager.take_block_copies()
+        assert copies[:, 0].tolist() == [states[-1]]
+    assert manager.pool.pin_counts[0] == manager.pool.ref_counts[0] == 0
+
+
+def test_drafts_that_cross_a_block_have_states_to_write():
+    manager = manager_of(FullAttentionSpec(4), MambaSpec(4, "align", num_speculative_blocks=3))
+    seq = manager.add(range(3))
+    run(manager, seq)
+    manager.append([seq], [9])
+    manager.allocate_slots([seq], [1], num_lookahead_tokens=3)
+    manager.append([seq], [7, 7, 7], [3])
+
+    manager.commit([seq], [7])
+
+    states = table(manager, seq, 1)
+    assert len(states) == 5
+    assert states[0] == 0
+    assert len(set(states)) == 5
+
+
+def test_only_tokens_that_are_known_and_allocated_for_can_be_committed():
+    """30 known: 32 are not, 31 are once one is appended, and its KV is written a step later."""
+    manager = manager_of(FullAttentionSpec(16), max_model_len=128)
+    seq = manager.add(range(30))
+    manager.allocate_slots([seq], [30])
+
+    for count in (31, 32):
+        with pytest.raises(ValueError, match=rf"\[0, 30\].*got {count} \(commit"):
+            manager.commit([seq], [count])
+        if count == 31:
+            manager.append([seq], [1, 2], [2])
+    manager.commit([seq], [30])
+    with pytest.raises(ValueError, match=r"\[30, 30\]: 30 are computed, 32 known and 30 allocated for"):
+        manager.commit([seq], [32])
+    assert manager.match_prefix(manager.add([*range(30), 1, 2, 3])) == 16
+    manager.allocate_slots([seq], [1], num_lookahead_tokens=4)
+    manager.commit([seq], [32])
+    assert manager.match_prefix(manager.add([*range(30), 1, 2, 3])) == 32
+
+
+def test_a_refused_allocation_allows_no_commit():
+    """Neither of the one that has blocks enough, before or after the one that does not fit."""
+    manager = manager_of(num_blocks=4)
+    first, large, last = manager.add([1] * 3), manager.add([2] * 20), manager.add([3] * 3)
+    run(manager, first)
+    run(manager, last)
+    manager.append([first, last], [1, 1])
+
+    with pytest.raises(errors.OutOfBlocksError):
+        manager.allocate_slots([first, large, last], [1, 20, 1])
+    with pytest.raises(ValueError, match="num_new_tokens"):
+        manager.allocate_slots([first, last], [1, 0])
+    for seq in (first, last):
+        with pytest.raises(ValueError, match="3 allocated for"):
+            manager.commit([seq], [4])
+    assert manager.try_allocate_slots([first, large, last], [1, 20, 1]).num_sequences == 1
+    manager.commit([first], [4])
+    with pytest.raises(ValueError, match="3 allocated for"):
+        manager.commit([last], [4])
+
+
+def test_rejected_drafts_are_not_allocated_for_any_more():
+    manager = manager_of()
+    seq = manager.add([1, 2, 3])
+    manager.allocate_slots([seq], [3], num_lookahead_tokens=2)
+    manager.append([seq], [4, 5], [2])
+    manager.truncate(seq, 3)
+    manager.append([seq], [6, 7], [2])
+
+    with pytest.raises(ValueError, match="3 allocated for, got 5"):
+        manager.commit([seq], [5])
+
+
 def test_speculative_state_blocks_move_behind_the_running_one():
     manager = manager_of(MambaSpec(2, "align", num_speculative_blocks=1))
     seq = manager.add(range(12))
@@ -601,18 +701,29 @@ def test_translate_gives_slots_and_pads():
     ("call", "error", "message"),
     [
         (lambda m, s: m.allocate_slots([s, s], [1, 1]), ValueError, r"seqs\[1\] must occur once"),
-        (lambda m, s: m.allocate_slots([s], [0]), ValueError, "count for"),
+        (lambda m, s: m.allocate_slots([s], [0]), ValueError, r"num_new_tokens\[0\] .*least 1, got 0 \("),
+        (
+            lambda m, s: m.num_blocks_needed([s], [-5]),
+            ValueError,
+            r"num_new_tokens\[0\] .*least 1, got -5 \(",
+        ),
+        (lambda m, s: m.allocate_slots(s, [1]), TypeError, r"got one handle \(pass \[4294967296\]\)"),
+        (lambda m, s: m.append([s], [1, 2], [3]), ValueError, r"sum\(lens\) = 3 tokens, got 2"),
         (lambda m, s: m.allocate_slots([s], [1, 1]), ValueError, "num_new_tokens must have shape"),
         (lambda m, s: m.allocate_slots([s], [1], num_lookahead_tokens=-1), ValueError, "lookahead"),
         (lambda m, _: m.allocate_slots([1.5], [1]), TypeError, "seqs"),
-        (lambda m, s: m.commit([s], [1]), ValueError, "3 computed.*got 1"),
-        (lambda m, s: m.commit([s], [5]), ValueError, "blocks for 4, got 5"),
+        (lambda m, s: m.commit([s], [1]), ValueError, "3 are computed.*got 1"),
+        (
+            lambda m, s: m.commit([s], [4]),
+            ValueError,
+            r"num_computed_tokens\[0\] must lie in \[3, 3\].*got 4 \(",
+        ),
         (lambda m, _: m.commit([m.add([1])], [1]), ValueError, "must hold a row"),
         (lambda m, _: m.preempt([m.add([1])]), ValueError, "must hold a row"),
-        (lambda m, s: m.append([s], [1, 2]), ValueError, r"sum\(lens\)"),
+        (lambda m, s: m.append([s], [1, 2]), ValueError, r"len\(seqs\) = 1 tokens, got 2"),
         (lambda m, s: m.append([s], [1], [-1]), ValueError, "got -1"),
         (lambda m, s: m.append([s], [1] * 62, [62]), errors.CapacityError, "max_model_len 64"),
-        (lambda m, s: m.truncate(s, 4), ValueError, "3 tokens"),
+        (lambda m, s: m.truncate(s, 4), ValueError, r"num_tokens must lie in \[1, 3\].*got 4"),
         (lambda m, s: m.truncate(s, 0), ValueError, "num_tokens"),
         (lambda m, s: m.match_prefix(s), ValueError, "runs"),
         (lambda m, _: m.add([]), errors.CapacityError, "1 to 64"),

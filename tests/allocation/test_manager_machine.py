@@ -45,6 +45,7 @@ CACHED = (
     [EncoderOnlyAttentionSpec(), FullAttentionSpec(2)],
     [FullAttentionSpec(2), MambaSpec(4, "align")],
     [MambaSpec(2, "align", num_speculative_blocks=2), SlidingWindowSpec(2, 4)],
+    [FullAttentionSpec(4), MambaSpec(4, "align", num_speculative_blocks=3)],
 )
 UNCACHED_GROUPS = (
     [FullAttentionSpec(4)],
@@ -76,7 +77,11 @@ class ManagerMachine(RuleBasedStateMachine):
             algorithm=algorithm,
         )
         self.caching = caching
-        self.has_states = any(isinstance(group, MambaSpec) for group in groups)
+        self.has_draft_states = all(
+            group.cache_mode == "none" or group.num_speculative_blocks
+            for group in groups
+            if isinstance(group, MambaSpec)
+        )
         self.watermark = int(watermark * num_blocks)
         self.rows = rows
         self.engine = Engine(self.manager, num_blocks)
@@ -164,6 +169,8 @@ class ManagerMachine(RuleBasedStateMachine):
             self.leave(dropped, preempt=random.random() < 0.5)
             self.try_more(random)
         engine.copy(random)
+        if random.random() < 0.2:  # a step that computes less than was allocated for
+            scheduled = [(sequence, random.randint(1, count)) for sequence, count in scheduled]
         for sequence, count in scheduled:
             engine.write(sequence, count)
             sequence.computed += count
@@ -251,19 +258,23 @@ class ManagerMachine(RuleBasedStateMachine):
         engine, manager = self.engine, self.manager
         self.sample(random)
         known = len(sequence.tokens)
-        if not sequence.running or self.has_states or sequence.computed != known - 1:
+        if not sequence.running or sequence.computed != known - 1:
             return
         if known + len(drafts) > MAX_MODEL_LEN:
             return
         as_tokens = random.random() < 0.5
-        if manager.try_allocate_slots([sequence.handle], [1 + len(drafts)]).num_sequences == 0:
+        ahead = len(drafts) if self.has_draft_states and random.random() < 0.5 else 0
+        served = manager.try_allocate_slots(
+            [sequence.handle], [1 + len(drafts) - ahead], num_lookahead_tokens=ahead
+        )
+        if served.num_sequences == 0:
             return
         accepted = random.randint(0, len(drafts))
         sequence.tokens += drafts
         if as_tokens:
             manager.append([sequence.handle], drafts, [len(drafts)])
         engine.copy(random)
-        engine.write(sequence, 1 + len(drafts))
+        engine.write(sequence, 1 + len(drafts), num_kept=1 + accepted)
         del sequence.tokens[known + accepted :]
         sequence.computed += 1 + accepted
         if as_tokens:

@@ -29,7 +29,7 @@ for seed in range({seeds}):
 PUBLISH_EARLY = """
         lines = self._state.arrays.sequences
         at, settled = handles[:done] & 0xFFFFFFFF, computed[:done].copy()
-        early = (settled + counts[:done]).clip(max=lines[at, s.CAPACITY]).astype("int32")
+        early = (settled + counts[:done]).clip(max=lines[at, s.NUM_TOKENS]).astype("int32")
         settling.commit(self._state.compiled_state(), handles[:done], early, self._defers)
         lines[at, s.NUM_COMPUTED] = settled
         self._fetch_events()
