@@ -140,7 +140,14 @@ class BlockPool(PrefixCache):
             raise self._outside(ids, place)
 
     def num_owners(self, block_id: int) -> int:
-        """How many table cells hold the block; pins do not count."""
+        """How many table cells hold the block; pins do not count.
+
+        Raises
+        ------
+        ValueError
+            The id lies outside the pool.
+        """
+        block_id = check_int("block_id", block_id, 0, self.num_blocks - 1)
         return self._arrays.records.item(block_id, REFS) - self._arrays.records.item(block_id, PINS)
 
     def copy_on_write(self, source: int, target: int) -> None:
@@ -156,7 +163,19 @@ class BlockPool(PrefixCache):
             A block that the caller shares with others.
         target : int
             A block that only the caller holds.
+
+        Raises
+        ------
+        InvalidBlockError
+            The source is not held, or the target not held exactly once and never read. Nothing is pinned.
         """
+        if self.num_owners(source) < 1 or source == NULL_BLOCK_ID:
+            raise InvalidBlockError(f"source must be held, got block {source}, which nobody holds")
+        if self.ref_counts[check_int("target", target, 1, self.num_blocks - 1)] != 1 or source == target:
+            raise InvalidBlockError(
+                f"target must be held once, got block {target}, held {self.ref_counts[target]} times "
+                "(allocate(1) gives one)"
+            )
         root = self._copies.get(source, source)
         references.pin_copy(self._arrays.records, source, root, target)
         self._copies[target] = root
@@ -174,12 +193,32 @@ class BlockPool(PrefixCache):
         """
         pairs = np.array([(s, t) for t, s in self._copies.items()], np.int32).reshape(-1, 2)
         self._copies.clear()
-        self.unpin(pairs.ravel())
+        references.unpin(*self._holding, pairs.ravel())
         return pairs
 
-    def unpin(self, block_ids: IntArray) -> None:
-        """Drop one pin per id, repeats counted, of blocks that are pinned so often; int32 [n]."""
-        references.unpin(*self._holding, block_ids)
+    def unpin(self, block_ids: Any) -> None:
+        """Drop one pin per id, repeats counted; for who keeps a list of pending copies, as the manager does.
+
+        Raises
+        ------
+        InvalidBlockError
+            An id lies outside the pool, is not pinned so often, or belongs to a copy that `take_copies` has
+            not handed out. Nothing is unpinned.
+        """
+        ids = as_block_ids(block_ids)
+        waiting = {*self._copies, *self._copies.values()}
+        for place in np.flatnonzero(np.isin(ids, list(waiting))) if waiting else ():
+            raise InvalidBlockError(f"block_ids[{place}] must not be {ids[place]}: take_copies unpins it")
+        place = references.unpin(*self._holding, ids)
+        if place != references.OK:
+            block = int(ids[place])
+            if not NULL_BLOCK_ID <= block < self.num_blocks:
+                raise self._outside(ids, place)
+            times, pins = int(np.count_nonzero(ids[: place + 1] == block)), int(self.pin_counts[block])
+            raise InvalidBlockError(
+                f"block_ids[{place}] must be pinned: block {block} is pinned {pins} times, "
+                f"got it {times} times"
+            )
 
     def _column(self, column: int) -> IntArray:
         view = self._arrays.records[:, column]

@@ -44,16 +44,20 @@ class ManagerSteps(ManagerReads):
         Raises
         ------
         InvalidBlockError
-            A block is not pinned so often; nothing is unpinned.
+            A block is not pinned so often by copies that were taken; nothing is unpinned.
         """
         if np.size(copies) == 0:
             return
         pairs = as_int32("copies", np.asarray(copies).ravel(), 0, self.pool.num_blocks - 1)
         blocks, times = np.unique(pairs, return_counts=True)
-        pinned = self.pool.pin_counts[blocks]
+        waiting = self._state.arrays.copies[: self._state.arrays.totals[s.NUM_COPIES]].ravel()
+        pinned = self.pool.pin_counts[blocks] - (waiting == blocks[:, None]).sum(axis=1)
         if (times > pinned).any():
             at = int((times > pinned).argmax())
-            raise InvalidBlockError(f"copies must be pinned: block {blocks[at]} is pinned {pinned[at]} times")
+            raise InvalidBlockError(
+                f"copies must be pinned: block {blocks[at]} is pinned {pinned[at]} times by copies that were "
+                f"taken, got it {times[at]} times (take_block_copies, run them, then copies_done once)"
+            )
         self.pool.unpin(pairs)
 
     def begin_step(self) -> int:

@@ -126,6 +126,13 @@ class PrefixCache(PoolState):
         writable = (records[:, REFS] - records[:, PINS] == 1) & (ids != NULL_BLOCK_ID)
         return writable & (self._arrays.twins[ids, 0] == UNCACHED) if self.enable_prefix_caching else writable
 
+    def is_writable_block(self, block_id: int) -> bool:
+        """Whether one block of the pool has one holder and no key, and is not NULL; `is_writable` of many."""
+        records, twins = self._arrays.records, self._arrays.twins
+        if block_id == NULL_BLOCK_ID or records.item(block_id, REFS) - records.item(block_id, PINS) != 1:
+            return False
+        return not len(twins) or twins.item(block_id, 0) == UNCACHED
+
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order, and forget them; none where events are off."""
         events = self._events + plain_events(fetch_log(self._arrays))

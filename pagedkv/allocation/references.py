@@ -112,8 +112,14 @@ def pin_copy(records: IntArray, owned: int, source: int, target: int) -> None:
 
 
 @compiled
-def unpin(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray) -> None:
+def unpin(records: IntArray, counters: Counters, twins: IntArray, blocks: IntArray) -> int:
     """Drop one pin per id, repeats counted; blocks that nobody holds any more become free."""
     for i in range(blocks.size):
-        records[blocks[i], PINS] -= 1
+        block = blocks[i]
+        if block < 0 or block >= records.shape[0] or records[block, PINS] == 0:
+            for j in range(i):  # give back what the ids before it lost
+                records[blocks[j], PINS] += 1
+            return i
+        records[block, PINS] -= 1
     release(records, counters, twins, blocks, False)
+    return OK

@@ -75,8 +75,9 @@ class SequenceBlockTable(LogicalBlocks):
     def append(self, num_tokens: int) -> IntArray:
         """Append tokens, and take the blocks that they need beyond those held.
 
-        Where the first of them falls into a block that another table holds too, that block is replaced
-        by a copy of its own first; `pool.take_copies()` says what to copy. 0 tokens do nothing.
+        Where the first of them falls into a block that another table holds too, or that is cached, that
+        block is replaced by a copy of its own first; `pool.take_copies()` says what to copy. 0 tokens do
+        nothing.
 
         Returns
         -------
@@ -175,14 +176,14 @@ class SequenceBlockTable(LogicalBlocks):
         self._freed = True
 
     def _needs_copy(self, logical_block: int) -> bool:
-        """Whether a write to the block would reach other holders."""
+        """Whether a write to the block would reach other holders, now or by its key."""
         block = int(self._ids[logical_block])
         if block == NULL_BLOCK_ID:
             raise InvalidBlockError(
                 f"logical_block {logical_block} was freed: tokens cannot be appended into it "
                 "(free only blocks before the last token)"
             )
-        return self._pool.num_owners(block) > 1
+        return not self._pool.is_writable_block(block)
 
     def _take(self, num_blocks: int, copied: int | None) -> IntArray:
         """Take new blocks, and one more that replaces the logical block `copied`."""

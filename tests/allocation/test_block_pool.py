@@ -224,3 +224,38 @@ def test_allocation_succeeds_exactly_when_enough_are_free(data, num_blocks):
 
         assert pool.free_block_ids().tolist() == model.queue
         assert pool.num_free_blocks + np.count_nonzero(pool.ref_counts) == num_blocks - 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda pool: pool.unpin([5]), errors.InvalidBlockError, "block 5 is pinned 0 times, got it 1 times"),
+        (lambda pool: pool.unpin([10]), errors.InvalidBlockError, r"\[0, 9\], got 10"),
+        (lambda pool: pool.unpin([-1]), errors.InvalidBlockError, r"\[0, 9\], got -1"),
+        (lambda pool: pool.unpin([0]), errors.InvalidBlockError, "block 0 is pinned 0 times"),
+        (lambda pool: pool.unpin([1]), errors.InvalidBlockError, "take_copies unpins it"),
+        (lambda pool: pool.unpin([2]), errors.InvalidBlockError, "take_copies unpins it"),
+        (lambda pool: pool.copy_on_write(7, 3), errors.InvalidBlockError, "source must be held, got block 7"),
+        (lambda pool: pool.copy_on_write(0, 3), errors.InvalidBlockError, "source must be held, got block 0"),
+        (lambda pool: pool.copy_on_write(1, 8), errors.InvalidBlockError, "got block 8, held 0 times"),
+        (lambda pool: pool.copy_on_write(1, 2), errors.InvalidBlockError, "got block 2, held 2 times"),
+        (lambda pool: pool.copy_on_write(3, 3), errors.InvalidBlockError, "target"),
+        (lambda pool: pool.copy_on_write(1, 10), ValueError, r"\[1, 9\], got 10"),
+        (lambda pool: pool.copy_on_write(-1, 3), ValueError, r"\[0, 9\], got -1"),
+        (lambda pool: pool.num_owners(-1), ValueError, r"\[0, 9\], got -1"),
+        (lambda pool: pool.num_owners(10), ValueError, r"\[0, 9\], got 10"),
+    ],
+)
+def test_pins_are_checked_before_they_change(call, error, message):
+    """Blocks 1 to 3 are held, 1 twice, and 2 is a pending copy of 1."""
+    pool = BlockPool(10)
+    pool.allocate(3)
+    pool.touch([1, 1])
+    pool.copy_on_write(1, 2)
+    before = snapshot(pool)
+
+    with pytest.raises(error, match=message):
+        call(pool)
+
+    assert snapshot(pool) == before
+    assert pool.take_copies().tolist() == [[1, 2]]

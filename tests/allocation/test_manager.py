@@ -471,6 +471,23 @@ def test_both_ends_of_a_copy_stay_until_it_is_done():
         manager.copies_done(copies)
 
 
+def test_copies_that_were_not_taken_cannot_be_done():
+    manager = manager_of()
+    seq = manager.add(range(6))
+    run(manager, seq)
+    manager.fork(seq)
+    manager.append([seq], [1])
+    manager.allocate_slots([seq], [1])
+    before = snapshot(manager.pool)
+
+    with pytest.raises(errors.InvalidBlockError, match="pinned 0 times by copies that were taken, got it 1"):
+        manager.copies_done([[2, 3]])
+
+    assert snapshot(manager.pool) == before
+    manager.copies_done(manager.take_block_copies())
+    assert not manager.pool.pin_counts.any()
+
+
 def test_a_running_state_is_copied_by_a_fork():
     manager = manager_of(MambaSpec(4, "none", num_speculative_blocks=1), enable_prefix_caching=False)
     seq = manager.add(range(6))

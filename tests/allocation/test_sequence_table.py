@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedkv import errors
-from pagedkv.allocation import BlockPool, SequenceBlockTable
+from pagedkv.allocation import BlockHasher, BlockPool, SequenceBlockTable
 from pagedkv.constants import PAD_SLOT_ID
 
 from .models import snapshot
@@ -318,3 +318,20 @@ def test_append_wants_a_whole_number_from_0(num_tokens):
 def test_a_block_holds_at_least_one_token(block_size):
     with pytest.raises((TypeError, ValueError), match="block_size"):
         SequenceBlockTable(BlockPool(3), block_size)
+
+
+def test_a_cached_block_is_copied_before_it_is_written():
+    """Adopted for seven of its eight tokens, held by nobody else: its key must stay true."""
+    pool, hasher = BlockPool(10, enable_prefix_caching=True), BlockHasher(4)
+    keys, block_ids = hasher.hash_blocks(range(8)), pool.allocate(2)
+    pool.publish(block_ids, keys)
+    pool.free(block_ids[::-1])
+    table = SequenceBlockTable(pool, 4)
+    table.adopt(pool.longest_prefix(keys), 7)
+
+    table.append(1)
+
+    assert table.block_ids.tolist() == [1, 3]
+    assert pool.take_copies().tolist() == [[2, 3]]
+    assert pool.longest_prefix(keys).tolist() == [1, 2]
+    assert pool.is_writable(table.block_ids).tolist() == [False, True]
