@@ -37,10 +37,12 @@ class FullAttentionSpec:
         del num_computed_tokens
         return 0
 
-    def max_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
-        """Blocks for the model length."""
+    def max_blocks_per_request(
+        self, max_in_flight_tokens: int, max_model_len: int, world_size: int = 1
+    ) -> int:
+        """Blocks for the model length, of which each of `world_size` context-parallel ranks holds a share."""
         del max_in_flight_tokens
-        return cdiv(max_model_len, self.block_size)
+        return cdiv(max_model_len, self.block_size * (world_size if self.cp_sharded else 1))
 
     def table_spec(self, max_model_len: int) -> KVCacheGroupSpec:
         """The group as the block tables see it."""

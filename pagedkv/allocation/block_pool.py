@@ -207,8 +207,11 @@ class BlockPool(PrefixCache):
         """
         ids = as_block_ids(block_ids)
         waiting = {*self._copies, *self._copies.values()}
-        for place in np.flatnonzero(np.isin(ids, list(waiting))) if waiting else ():
-            raise InvalidBlockError(f"block_ids[{place}] must not be {ids[place]}: take_copies unpins it")
+        early = np.flatnonzero(np.isin(ids, list(waiting))).tolist() if waiting else []
+        if early:
+            raise InvalidBlockError(
+                f"block_ids[{early[0]}] must not be {ids[early[0]]}: take_copies unpins it"
+            )
         place = references.unpin(*self._holding, ids)
         if place != references.OK:
             block = int(ids[place])

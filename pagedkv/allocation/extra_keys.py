@@ -39,6 +39,13 @@ class ExtraKeys:
     cache_salt: Value | None = None
 
     def __post_init__(self) -> None:
+        adapters = self.adapter if isinstance(self.adapter, tuple) else (self.adapter or "",)
+        for value in (
+            *adapters,
+            self.cache_salt or "",
+            *(identifier for identifier, _, _ in self.multimodal),
+        ):
+            _value(value)  # refused here, and not when a sequence is half added
         for _, start, length in self.multimodal:
             check_int("multimodal item start", start)
             check_int("multimodal item length", length, low=1)

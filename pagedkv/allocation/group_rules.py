@@ -24,13 +24,16 @@ __all__ = [
     "ENCODER_ONLY",
     "FULL",
     "HASHES",
+    "INTERLEAVE",
     "KIND",
     "NUM_COLUMNS",
+    "RANK",
     "SPAN",
     "SPARE",
     "STATE",
     "STATE_ALIGNED",
     "WINDOW",
+    "WORLD_SIZE",
     "GroupRows",
     "first_needed_block",
     "num_required",
@@ -50,7 +53,11 @@ SPARE: Final = 3
 """Extra state blocks for speculative decoding."""
 HASHES: Final = 4
 """Hash blocks in a block."""
-NUM_COLUMNS: Final = 5
+WORLD_SIZE: Final = 5
+"""Context-parallel ranks that share a block of tokens, 1 where each holds all."""
+RANK: Final = 6
+INTERLEAVE: Final = 7
+NUM_COLUMNS: Final = 8
 
 FULL: Final = 0
 WINDOW: Final = 1

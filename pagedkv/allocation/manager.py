@@ -1,6 +1,7 @@
 """KVCacheManager: the blocks of all sequences and groups, a whole batch per call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pagedkv.allocation import manager_state as ms
 from pagedkv.allocation.block_pool import BlockPool
@@ -77,13 +78,12 @@ class KVCacheManager(ManagerBlocks):
         context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen
         mirror: HostMirror | None = None,
     ) -> None:
-        self.groups = tuple(groups)
+        self.groups = _as_groups(groups)
         self.max_model_len = check_int("max_model_len", max_model_len, low=1)
         _check_groups(self.groups, enable_prefix_caching)
         if not 0 <= watermark < 1:
             raise ValueError(f"watermark must lie in [0, 1), got {watermark}")
-        world = context_parallel.world_size
-        hash_block, alignment = ms.block_sizes(self.groups, world)
+        hash_block, alignment = ms.block_sizes(self.groups, context_parallel.world_size)
         hasher = BlockHasher(hash_block, algorithm, seed) if enable_prefix_caching else None
         self.table_groups = tuple(group.table_spec(max_model_len) for group in self.groups)
         """The groups as `MultiGroupBlockTable` takes them, beside `mirror=manager.mirror`."""
@@ -92,8 +92,26 @@ class KVCacheManager(ManagerBlocks):
             mirror, self.table_groups, num_blocks, max_num_seqs, max_model_len, context_parallel
         )
         page = hash_block if enable_prefix_caching else 0
-        limits = (max_model_len, alignment, page, int(watermark * num_blocks), 0)
-        super().__init__(ms.ManagerState(self.groups, pool, hasher, mirror, limits, world), defer_frees)
+        limits = (max_model_len, alignment, page, int(watermark * num_blocks))
+        state = ms.ManagerState(self.groups, pool, hasher, mirror, limits, context_parallel)
+        super().__init__(state, defer_frees)
+
+
+def _as_groups(groups: Any) -> tuple[GroupSpec, ...]:
+    if not isinstance(groups, Iterable):
+        raise TypeError(
+            f"groups must be a list of group specs, got one {type(groups).__name__} "
+            "(pass [FullAttentionSpec(16)])"
+        )
+    specs = tuple(groups)
+    for g, spec in enumerate(specs):
+        if isinstance(spec, type) or not hasattr(spec, "table_spec"):
+            got = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+            raise TypeError(
+                f"groups[{g}] must be a FullAttentionSpec or another spec of pagedkv.allocation, got {got} "
+                "(what a group reads decides what is kept; table_groups makes the tables' specs of these)"
+            )
+    return specs
 
 
 def _check_groups(groups: Sequence[GroupSpec], caching: bool) -> None:

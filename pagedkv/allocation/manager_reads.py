@@ -83,6 +83,8 @@ class ManagerReads:
     def translate(self, seqs: Any, positions: Any, group: int = 0) -> npt.NDArray[np.int64]:
         """Return the slot of one position of each sequence, PAD_SLOT_ID where it has no block.
 
+        Under context parallelism these are this rank's slots, PAD_SLOT_ID for the positions of others.
+
         Parameters
         ----------
         seqs : array_like of int64, shape [n]

@@ -1,6 +1,7 @@
 """What a manager is made of: pool, mirror, token store and the arrays that compiled calls take."""
 
 from collections.abc import Sequence
+from itertools import count
 from math import gcd, lcm
 from typing import Any
 
@@ -16,10 +17,12 @@ from pagedkv.allocation.token_store import TokenStore
 from pagedkv.allocation.unpacking import pack
 from pagedkv.checks import IntArray
 from pagedkv.mirror import HostMirror
+from pagedkv.specs import ContextParallel
 
 __all__ = ["ManagerState"]
 
 _NO_EXTRAS = np.empty((0, 2), np.uint64)
+_MANAGERS = count(1)
 _RECENT = 1000
 """Sequences over which the recent hit rate is taken."""
 
@@ -34,17 +37,20 @@ class ManagerState:
         hasher: BlockHasher | None,
         mirror: HostMirror,
         limits: Sequence[int],
-        world_size: int,
+        world: ContextParallel,
     ) -> None:
         self.pool = pool
         self.hasher = hasher
         self.mirror = mirror
         self.store = TokenStore(0 if hasher is None else hasher.block_size)
         self.extra_keys: dict[int, ExtraKeys] = {}
+        self._generation = (
+            next(_MANAGERS) * 0x5851F42D % 0x7FFFFFFF + 1
+        )  # far apart: no handle is two managers'
         self._places: list[int] = []
         num_rows = mirror.max_num_reqs
         self.arrays = s.ManagerArrays(
-            groups=_group_rows(groups, world_size, self.store.page_size),
+            groups=_group_rows(groups, world, self.store.page_size),
             sequences=np.zeros((0, s.NUM_COLUMNS), np.int32),
             cursors=np.zeros((0, len(groups), 2), np.int32),
             tokens=self.store.tokens,
@@ -82,7 +88,7 @@ class ManagerState:
             np.concatenate([array, np.zeros((num, *array.shape[1:]), array.dtype)])
             for array in (self.arrays.sequences, self.arrays.cursors, self.arrays.extras)
         )
-        sequences[old:, s.GENERATION] = 1
+        sequences[old:, s.GENERATION] = self._generation
         self._places += range(old + num - 1, old - 1, -1)
         self.replace(
             sequences=sequences,
@@ -175,20 +181,22 @@ class ManagerState:
         self.arrays.sequences[at, s.HASHED_AT_ADD] = block
 
 
-def _group_rows(groups: Sequence[GroupSpec], world_size: int, page_size: int) -> Any:
+def _group_rows(groups: Sequence[GroupSpec], world: ContextParallel, page_size: int) -> Any:
     rows = np.zeros((len(groups), group_rules.NUM_COLUMNS), np.int64)
     for row, group in zip(rows, groups, strict=True):
         sharded = isinstance(group, FullAttentionSpec) and group.cp_sharded
         kind, span, spare = group.rule()
-        size = group.block_size * (world_size if sharded else 1)
+        num_ranks = world.world_size if sharded else 1
+        size = group.block_size * num_ranks
         cached = page_size and kind != group_rules.ENCODER_ONLY
-        row[:] = kind, size, span, spare, size // page_size if cached else 0
+        row[:5] = kind, size, span, spare, size // page_size if cached else 0
+        row[5:] = num_ranks, world.rank if sharded else 0, world.interleave if sharded else 1
     return rows
 
 
 def block_sizes(groups: Sequence[GroupSpec], world_size: int) -> tuple[int, int]:
     """Return the hash block (greatest common divisor) and the hits' alignment (least common multiple)."""
-    rows = _group_rows(groups, world_size, 0)
+    rows = _group_rows(groups, ContextParallel(world_size), 0)
     sizes = [int(row[group_rules.BLOCK_SIZE]) for row in rows if row[group_rules.KIND] < group_rules.STATE]
     sizes += [
         int(row[group_rules.BLOCK_SIZE]) for row in rows if row[group_rules.KIND] == group_rules.STATE_ALIGNED

@@ -5,7 +5,14 @@ import numpy as np
 from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.admission import num_new_blocks
 from pagedkv.allocation.block_records import REFS
-from pagedkv.allocation.group_rules import BLOCK_SIZE, HASHES, first_needed_block
+from pagedkv.allocation.group_rules import (
+    BLOCK_SIZE,
+    HASHES,
+    INTERLEAVE,
+    RANK,
+    WORLD_SIZE,
+    first_needed_block,
+)
 from pagedkv.allocation.matching import block_at, longest_hit
 from pagedkv.allocation.row_writing import base_of
 from pagedkv.allocation.unpacking import unpack
@@ -69,9 +76,13 @@ def free_hits(state: Array, handle: int) -> tuple[int, int]:
 
 @compiled
 def translate(state: Array, handles: Array, positions: Array, g: int, out: Array) -> tuple[int, int]:
-    """out[i] = slot of a position of a sequence, PAD where it has no block; (fault, index at fault)."""
+    """out[i] = slot of a position of a sequence, PAD where it has none here; (fault, index at fault).
+
+    With o the offset in the block of all ranks, a position is here iff (o // interleave) % world == rank, and
+    its slot there is block * size / world + o // (world * interleave) * interleave + o % interleave.
+    """
     _, mirror, m = unpack(state)
-    size = m.groups[g, BLOCK_SIZE]
+    size, world, stride = m.groups[g, BLOCK_SIZE], m.groups[g, WORLD_SIZE], m.groups[g, INTERLEAVE]
     for i in range(handles.size):
         at = s.place_of(m.sequences, handles[i])
         if at < 0:
@@ -81,8 +92,9 @@ def translate(state: Array, handles: Array, positions: Array, g: int, out: Array
         out[i] = PAD_SLOT_ID
         if row >= 0 and positions[i] >= 0 and column < mirror.counts[g, row]:
             block = np.int64(mirror.blocks[base_of(mirror, g, row) + column])
-            if block != 0:
-                out[i] = block * size + positions[i] - column * size
+            offset = positions[i] - column * size
+            if block != 0 and offset // stride % world == m.groups[g, RANK]:
+                out[i] = block * (size // world) + offset // (world * stride) * stride + offset % stride
     return s.GOOD, 0
 
 

@@ -7,7 +7,7 @@
     extras     uint64 [capacity, 4]       extras of the first block not hashed at `add`, and of later ones
     rows       int32 [1 + max_num_rows]   how many table rows are free, then which, the next one last
     copies     int32 [capacity, 2]        copies that were not taken yet: source, target
-    limits     int64 [5]                  what was fixed at construction
+    limits     int64 [4]                  what was fixed at construction
     recent     int64 [1000, 2]            prompt tokens and hits of the last sequences admitted
     batch_*    [capacity]                 the last batch's handles, int64, and places, int32
     totals     int64 [13]                 counters
@@ -67,7 +67,7 @@ PAGE_SIZE: Final = 2
 """Tokens a hash block; 0 where prefix caching is off."""
 WATERMARK: Final = 3
 """Blocks that stay free when a sequence is admitted beside others."""
-NUM_LIMITS: Final = 5
+NUM_LIMITS: Final = 4
 
 NUM_SEQUENCES: Final = 0
 NUM_RUNNING: Final = 1

@@ -107,10 +107,13 @@ class CrossAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class EncoderOnlyAttentionSpec:
-    """Attention within one pass: nothing is stored, the table has one NULL column."""
+    """Attention within one pass: nothing is stored, nothing is found again; the table has one NULL column."""
 
     block_size: int = 1
-    prefix_cacheable = True
+    prefix_cacheable = False
+
+    def __post_init__(self) -> None:
+        check_int("block_size", self.block_size, low=1)
 
     def rule(self) -> tuple[int, int, int]:
         """Kind, span and spare blocks."""

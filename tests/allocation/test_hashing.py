@@ -196,3 +196,20 @@ def test_the_last_byte_is_left_to_the_group():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"adapter": 1.5},
+        {"adapter": ("a", None)},
+        {"cache_salt": 1.5},
+        {"cache_salt": ("a",)},
+        {"multimodal": ((None, 0, 1),)},
+        {"multimodal": ((1.5, 0, 1),)},
+    ],
+)
+def test_extra_keys_of_other_types_are_refused_when_they_are_made(fields):
+    """A sequence is never half added."""
+    with pytest.raises(TypeError, match="extra keys must be str, bytes or int"):
+        ExtraKeys(**fields)

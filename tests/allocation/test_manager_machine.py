@@ -42,7 +42,6 @@ CACHED = (
     [SlidingWindowSpec(2, 1), FullAttentionSpec(2), SlidingWindowSpec(2, 4)],
     [FullAttentionSpec(4), ChunkedLocalAttentionSpec(4, 8)],
     [ChunkedLocalAttentionSpec(2, 3), FullAttentionSpec(2)],
-    [EncoderOnlyAttentionSpec(), FullAttentionSpec(2)],
     [FullAttentionSpec(2), MambaSpec(4, "align")],
     [MambaSpec(2, "align", num_speculative_blocks=2), SlidingWindowSpec(2, 4)],
     [FullAttentionSpec(4), MambaSpec(4, "align", num_speculative_blocks=3)],
@@ -51,6 +50,7 @@ UNCACHED_GROUPS = (
     [FullAttentionSpec(4)],
     [FullAttentionSpec(2), MambaSpec(4, "none", num_speculative_blocks=1)],
     [FullAttentionSpec(2), CrossAttentionSpec(2, max_num_encoder_tokens=5)],
+    [EncoderOnlyAttentionSpec(), FullAttentionSpec(2)],
 )
 CHOICES = [*[(groups, True) for groups in CACHED], *[(groups, False) for groups in UNCACHED_GROUPS]]
 RANDOM = st.randoms(use_true_random=False)
