@@ -1,15 +1,16 @@
 """Argument checks, one phrase each: `<name> must ...: <limit>, got <value> (<remedy>)`."""
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pagedkv.constants import MAX_INT32
 
-__all__ = ["IntArray", "as_int32", "check_int", "check_shape", "check_view"]
+__all__ = ["IntArray", "as_int32", "as_ready", "check_int", "check_shape", "check_view"]
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
+DType = TypeVar("DType", bound=np.generic)
 
 
 def check_int(name: str, value: Any, low: int = 0, high: int = MAX_INT32) -> int:
@@ -54,6 +55,14 @@ def as_int32(name: str, values: Any, low: int = 0, high: int = MAX_INT32) -> Int
             value = smallest if smallest < low else largest
             raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def as_ready(array: npt.NDArray[DType]) -> npt.NDArray[DType]:
+    """Return an array as compiled code takes it, contiguous and writeable: itself, or a copy.
+
+    For any other kind of array the compiler would make another version, in seconds.
+    """
+    return array if array.flags.carray else np.array(array, order="C")
 
 
 def check_view(group: int, view: Any, num_views: int) -> None:

@@ -37,15 +37,18 @@ class OutOfBlocksError(PagedKVError, RuntimeError):
     free : int
         Blocks that are free.
     index : int, optional
-        Place in the batch of the first sequence that does not fit.
+        Place in the batch of the first sequence that does not fit; `needed` is for all up to it.
+    total : int, optional
+        Blocks that the pool has for use, free or not.
     """
 
-    def __init__(self, needed: int, free: int, index: int | None = None) -> None:
+    def __init__(self, needed: int, free: int, index: int | None = None, total: int | None = None) -> None:
         at = "" if index is None else f" at sequence {index} of the batch"
-        super().__init__(
-            f"out of blocks{at}: needed {needed}, got {free} free "
-            "(free or preempt a sequence, or enlarge the pool)"
-        )
+        others = " up to and including it" if index else ""
+        remedy = "free or preempt a sequence, or enlarge the pool"
+        if total is not None and needed > total:
+            remedy = f"the pool has {total} in all: enlarge it" + (", or split the batch" if index else "")
+        super().__init__(f"out of blocks{at}: needed {needed}{others}, got {free} free ({remedy})")
         self.needed = needed
         self.free = free
         self.index = index

@@ -105,7 +105,7 @@ class ChunkedLocalAttentionSpec:
     block_size : int
         Tokens a block.
     attention_chunk_size : int
-        Tokens a chunk, a multiple of `block_size`.
+        Tokens a chunk; a block that two chunks share stays until both are done with it.
     """
 
     block_size: int

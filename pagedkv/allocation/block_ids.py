@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pagedkv.checks import IntArray, as_int32
+from pagedkv.checks import IntArray, as_int32, as_ready
 from pagedkv.constants import MAX_INT32
 from pagedkv.errors import InvalidBlockError
 
@@ -23,7 +23,7 @@ def as_block_ids(block_ids: Any) -> IntArray:
     """
     ids = np.asarray(block_ids)
     if ids.dtype == np.int32 and ids.ndim == 1:
-        return np.ascontiguousarray(ids)
+        return as_ready(ids)
     if ids.size and ids.dtype.kind in "iu" and (ids.min() < -MAX_INT32 or ids.max() > MAX_INT32):
         raise InvalidBlockError(f"block_ids must lie in [0, {MAX_INT32}], got {ids.min()} to {ids.max()}")
     return as_int32("block_ids", block_ids, low=-MAX_INT32)

@@ -238,6 +238,6 @@ class BlockPool(PrefixCache):
             return self._outside(ids, place)
         times, held = int(np.count_nonzero(ids[: place + 1] == block)), self.num_owners(block)
         return DoubleFreeError(
-            f"block_ids[{place}] frees block {block} {times} times: it is held {held} times "
+            f"block_ids[{place}] must be held: block {block} is held {held} times, got it {times} times "
             "(free each table's blocks once)"
         )

@@ -39,12 +39,9 @@ class ExtraKeys:
     cache_salt: Value | None = None
 
     def __post_init__(self) -> None:
-        adapters = self.adapter if isinstance(self.adapter, tuple) else (self.adapter or "",)
-        for value in (
-            *adapters,
-            self.cache_salt or "",
-            *(identifier for identifier, _, _ in self.multimodal),
-        ):
+        adapters = self.adapter if isinstance(self.adapter, tuple) else _given(self.adapter)
+        identifiers = (identifier for identifier, _, _ in self.multimodal)
+        for value in (*adapters, *_given(self.cache_salt), *identifiers):
             _value(value)  # refused here, and not when a sequence is half added
         for _, start, length in self.multimodal:
             check_int("multimodal item start", start)
@@ -82,6 +79,10 @@ class ExtraKeys:
         if block == 0 and self.cache_salt is not None:
             fields.append(_field(b"s", self.cache_salt))
         return fields
+
+
+def _given(value: Value | None) -> tuple[Value, ...]:
+    return () if value is None else (value,)
 
 
 def _field(tag: bytes, *values: Value) -> bytes:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pagedkv.allocation.extra_keys import ExtraKeys
 from pagedkv.allocation.sha256 import sha256_chain
 from pagedkv.allocation.siphash import siphash_chain
-from pagedkv.checks import IntArray, as_int32, check_int, check_shape
+from pagedkv.checks import IntArray, as_int32, as_ready, check_int, check_shape
 from pagedkv.compiled import compiled
 
 __all__ = ["ALGORITHMS", "WORK_SIZE", "BlockHasher", "HashChain", "hash_chain"]
@@ -58,7 +58,8 @@ class BlockHasher:
         "siphash" (SipHash-2-4) is ten times as fast and safe as long as its seed is secret.
     seed : bytes, optional
         Separates caches: other seeds give other keys. Without it, "sha256" starts from zeros and
-        "siphash" draws a secret of its own, so its keys mean nothing to another process.
+        "siphash" draws a secret of its own, so its keys mean nothing to another process. Who can guess it can
+        make prompts collide under "siphash": give 16 random bytes or more where others choose the prompts.
 
     Examples
     --------
@@ -109,12 +110,12 @@ class BlockHasher:
         -------
         ndarray of uint64, shape [n // block_size, 2]
         """
-        tokens = as_int32("token_ids", token_ids)
+        tokens = as_ready(as_int32("token_ids", token_ids))
         out = np.empty((tokens.size // self.block_size, 2), np.uint64)
         extras = _NO_EXTRAS
         if extra_keys is not None:
             extras = extra_keys.digests(first_block, len(out), self.block_size)
-        before = self.start if parent is None else np.ascontiguousarray(parent, np.uint64)
+        before = self.start if parent is None else as_ready(np.ascontiguousarray(parent, np.uint64))
         check_shape("parent", before, (2,), "[2]")
         work = np.empty(WORK_SIZE, np.uint32)
         hash_chain(self.secret, before, tokens, self.block_size, extras, out, work)

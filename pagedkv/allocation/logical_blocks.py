@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagedkv.allocation.translation import slots_of, translate_blocks
-from pagedkv.checks import IntArray, check_int
+from pagedkv.checks import IntArray, as_ready, check_int
 
 __all__ = ["LogicalBlocks", "as_int64"]
 
@@ -125,4 +125,4 @@ def as_int64(name: str, values: Any) -> npt.NDArray[np.int64]:
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {list(array.shape)}")
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return as_ready(np.ascontiguousarray(array, dtype=np.int64))

@@ -31,7 +31,7 @@ def raise_fault(
                 f"{name} must hold a row: {handle} waits or was preempted (allocate_slots first)"
             )
         case s.OUT_OF_BLOCKS:
-            raise OutOfBlocksError(int(value), manager.num_free_blocks, at)
+            raise OutOfBlocksError(int(value), manager.num_free_blocks, at, manager.pool.num_blocks - 1)
         case s.OUT_OF_ROWS:
             raise CapacityError(
                 f"{name} needs a row: all {manager.mirror.max_num_reqs} are taken "

@@ -13,7 +13,7 @@ from pagedkv.allocation.logical_blocks import as_int64
 from pagedkv.allocation.manager_faults import raise_fault
 from pagedkv.allocation.manager_state import ManagerState
 from pagedkv.allocation.stats import KVCacheStats, manager_stats
-from pagedkv.checks import IntArray, as_int32, check_int, check_shape
+from pagedkv.checks import IntArray, as_int32, as_ready, check_int, check_shape
 from pagedkv.constants import MAX_INT32
 from pagedkv.mirror import HostMirror
 
@@ -145,7 +145,7 @@ class ManagerReads:
 
     def _handles(self, seqs: Any) -> Handles:
         if type(seqs) is np.ndarray and seqs.dtype == np.int64 and seqs.ndim == 1:
-            return np.ascontiguousarray(seqs)
+            return as_ready(seqs)
         handles = np.asarray(seqs)
         if handles.ndim == 0 and handles.dtype.kind in "iu":
             raise TypeError(f"seqs must be a list of handles, got one handle (pass [{handles}])")
@@ -153,7 +153,7 @@ class ManagerReads:
             return np.empty(0, np.int64)
         if handles.dtype.kind not in "iu" or handles.ndim != 1:
             raise TypeError(f"seqs must be a list of handles, got {handles.dtype} {list(handles.shape)}")
-        return np.ascontiguousarray(handles, np.int64)
+        return as_ready(np.ascontiguousarray(handles, np.int64))
 
     def _handle(self, seq: Any) -> int:
         if type(seq) is int and -(1 << 63) <= seq < 1 << 63:
@@ -168,17 +168,17 @@ class ManagerReads:
             numbers = given.astype(np.int32)
             if not (numbers == given).all():
                 numbers = as_int32(name, values)
-        elif given.dtype != np.int32 or not given.flags.c_contiguous:
-            numbers = as_int32(name, values)
+        elif given.dtype != np.int32 or not given.flags.carray:
+            numbers = as_ready(as_int32(name, values, -MAX_INT32))
         if numbers.shape != handles.shape:
             check_shape(name, numbers, handles.shape, "[len(seqs)]")
         return numbers
 
     def _tokens(self, token_ids: Any) -> IntArray:
         ready = type(token_ids) is np.ndarray and token_ids.dtype == np.int32 and token_ids.ndim == 1
-        if ready and token_ids.flags.c_contiguous and token_ids.size and token_ids.min() >= 0:
+        if ready and token_ids.flags.carray and token_ids.size and token_ids.min() >= 0:
             return token_ids  # type: ignore[no-any-return]
-        return as_int32("token_ids", token_ids)
+        return as_ready(as_int32("token_ids", token_ids))
 
     def _read(self, seqs: Any, column: int) -> IntArray:
         handles = self._handles(seqs)

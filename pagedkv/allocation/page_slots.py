@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagedkv.checks import check_int, check_shape
+from pagedkv.checks import as_ready, check_int, check_shape
 from pagedkv.compiled import compiled
 from pagedkv.errors import OutOfBlocksError
 
@@ -147,4 +147,4 @@ def _int64(name: str, values: Any) -> Int64Array:
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {list(array.shape)}")
-    return np.ascontiguousarray(array, np.int64)
+    return as_ready(np.ascontiguousarray(array, np.int64))

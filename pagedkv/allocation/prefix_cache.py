@@ -9,7 +9,7 @@ from pagedkv.allocation.block_ids import as_block_ids
 from pagedkv.allocation.block_records import NUM_CACHED, NUM_EVICTED, NUM_KEYS, PINS, REFS, UNCACHED, Keys
 from pagedkv.allocation.events import AllBlocksCleared, Event, fetch_log, plain_events, room_for
 from pagedkv.allocation.pool_state import PoolState
-from pagedkv.checks import IntArray, check_int, check_shape
+from pagedkv.checks import IntArray, as_ready, check_int, check_shape
 from pagedkv.constants import NULL_BLOCK_ID
 from pagedkv.errors import InvalidBlockError
 
@@ -61,7 +61,7 @@ class PrefixCache(PoolState):
         """
         ids, wanted = as_block_ids(block_ids), self._as_keys(keys, group)
         check_shape("keys", wanted, (ids.size, 2), "[len(block_ids), 2]")
-        chosen = np.ones(ids.size, np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        chosen = np.ones(ids.size, np.bool_) if mask is None else as_ready(np.asarray(mask, np.bool_))
         check_shape("mask", chosen, (ids.size,), "[len(block_ids)]")
         self._arrays = room_for(self._arrays, ids.size)
         place = publishing.publish(*self._arrays, ids, wanted, group, chosen)
@@ -143,7 +143,9 @@ class PrefixCache(PoolState):
         check_int("group", group, 0, 255)
         if not self.enable_prefix_caching:
             raise ValueError("the pool has no prefix cache (make it with enable_prefix_caching=True)")
-        wanted = np.ascontiguousarray(keys, np.uint64) if np.size(keys) else np.empty((0, 2), np.uint64)
+        wanted = np.empty((0, 2), np.uint64)
+        if np.size(keys):
+            wanted = as_ready(np.ascontiguousarray(keys, np.uint64))
         check_shape("keys", wanted, (len(wanted), 2), "[n, 2]")
         return wanted
 

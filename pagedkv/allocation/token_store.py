@@ -32,7 +32,10 @@ class TokenStore:
         self._waiting: dict[int, list[int]] = {}
 
     def give(self, line: IntArray, num_tokens: int) -> None:
-        """Give a sequence (its line of numbers) an extent for so many tokens and as many again."""
+        """Give a sequence (its line of numbers) an extent for so many tokens, with room to grow.
+
+        It has the power of two of pages above those that hold a token, so up to twice as many and one more.
+        """
         num_pages = 1 << (num_tokens // self.page_size + 1).bit_length() if self.page_size else 0
         line[EXTENT], line[NUM_PAGES] = self._take(num_pages), num_pages
 

@@ -202,6 +202,7 @@ def test_bad_arguments(call, error, message):
     "fields",
     [
         {"adapter": 1.5},
+        {"adapter": 0.0},
         {"adapter": ("a", None)},
         {"cache_salt": 1.5},
         {"cache_salt": ("a",)},

@@ -427,6 +427,11 @@ def test_the_first_that_does_not_fit_is_named_and_the_longest_prefix_can_be_take
         manager.allocate_slots(seqs, [8, 8, 8])
     assert (raised.value.index, raised.value.needed, raised.value.free) == (2, 6, 5)
     assert manager.num_free_blocks == 5
+    assert "needed 6 up to and including it, got 5 free (the pool has 5 in all" in str(raised.value)
+    with pytest.raises(
+        errors.OutOfBlocksError, match=r"needed 7, got 5 free \(the pool has 5 in all: enlarge"
+    ):
+        manager.allocate_slots([manager.add([1] * 28)], [28])
 
     assert manager.try_allocate_slots(seqs, [8, 8, 8]).num_sequences == 2
     assert manager.rows(seqs).tolist() == [0, 1, -1]
