@@ -288,12 +288,23 @@ class MultiGroupBlockTable:
             num_reqs = check_int("num_reqs", num_reqs)
             num_reqs_padded = check_int("num_reqs_padded", num_reqs_padded)
             num_tokens_padded = check_int("num_tokens_padded", num_tokens_padded, -1)
-        step = (num_reqs, query_start_loc, num_computed_tokens, rows, num_reqs_padded, num_tokens_padded)
         committer = self._committer
-        if committer.backend.current_device() != committer.backend.device:
-            with committer.backend.activate():
+        backend = committer.backend
+        if backend.current_device() != backend.device:
+            step = (num_reqs, query_start_loc, num_computed_tokens, rows, num_reqs_padded, num_tokens_padded)
+            with backend.activate():
                 return committer.commit(*step, positions, out, stream)
-        return committer.commit(*step, positions, out, stream)
+        return committer.commit(
+            num_reqs,
+            query_start_loc,
+            num_computed_tokens,
+            rows,
+            num_reqs_padded,
+            num_tokens_padded,
+            positions,
+            out,
+            stream,
+        )
 
     def commit_block_table(self, num_reqs: int | None = None, stream: Any = None) -> None:
         """Send every changed row to the device, whatever `num_reqs`; no copy where nothing changed."""
