@@ -85,8 +85,6 @@ class KVCacheManager(ManagerBlocks):
             raise ValueError(f"watermark must lie in [0, 1), got {watermark}")
         hash_block, alignment = ms.block_sizes(self.groups, context_parallel.world_size)
         hasher = BlockHasher(hash_block, algorithm, seed) if enable_prefix_caching else None
-        self.table_groups = tuple(group.table_spec(max_model_len) for group in self.groups)
-        """The groups as `MultiGroupBlockTable` takes them, beside `mirror=manager.mirror`."""
         pool = BlockPool(num_blocks, enable_prefix_caching=enable_prefix_caching, enable_events=enable_events)
         mirror = mirror_for(
             mirror, self.table_groups, num_blocks, max_num_seqs, max_model_len, context_parallel

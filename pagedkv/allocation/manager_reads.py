@@ -16,6 +16,7 @@ from pagedkv.allocation.stats import KVCacheStats, manager_stats
 from pagedkv.checks import IntArray, as_int32, as_ready, check_int, check_shape
 from pagedkv.constants import MAX_INT32
 from pagedkv.mirror import HostMirror
+from pagedkv.specs import KVCacheGroupSpec
 
 __all__ = ["ManagerReads"]
 
@@ -44,6 +45,14 @@ class ManagerReads:
     def pool(self) -> BlockPool:
         """The pool; take nothing from it by hand while the manager runs."""
         return self._state.pool
+
+    @property
+    def table_groups(self) -> tuple[KVCacheGroupSpec, ...]:
+        """The groups as `MultiGroupBlockTable` takes them, beside `mirror=manager.mirror`.
+
+        For kernel views: `dataclasses.replace(group, kernel_views=(8,))` of those that have them.
+        """
+        return tuple(group.table_spec(self.max_model_len) for group in self.groups)
 
     @property
     def mirror(self) -> HostMirror:

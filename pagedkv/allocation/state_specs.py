@@ -23,6 +23,12 @@ class MambaSpec:
         the prefix cache.
     num_speculative_blocks : int
         Further state blocks behind the running one, for drafts.
+
+    Notes
+    -----
+    With "align", a step writes its last state into the block behind which only the drafts' blocks stand. A
+    commit moves that block to the column of the last computed token, so that rejected drafts and steps that
+    computed less leave it where the next one reads. So commit a step before the next one is allocated.
     """
 
     block_size: int
@@ -46,8 +52,8 @@ class MambaSpec:
         return kind, 0, self.num_speculative_blocks
 
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """All but the last token, whose state stands for the rest."""
-        return max(0, num_computed_tokens - 1)
+        """All but the last token, whose state stands for the rest; none where one block holds every state."""
+        return max(0, num_computed_tokens - 1) if self.cache_mode == "align" else 0
 
     def max_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
         """The running state, its drafts, and with "align" the state that it was made from."""
@@ -120,8 +126,9 @@ class EncoderOnlyAttentionSpec:
         return rules.ENCODER_ONLY, 0, 0
 
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
-        """All: nothing is stored."""
-        return num_computed_tokens
+        """None: nothing is stored, so no block ever goes."""
+        del num_computed_tokens
+        return 0
 
     def max_blocks_per_request(self, max_in_flight_tokens: int, max_model_len: int) -> int:
         """None."""

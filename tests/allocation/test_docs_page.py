@@ -14,14 +14,13 @@ EXAMPLES = (
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_an_example_gives_what_it_says(example):
-    names, checked = {}, 0
-    for line in example.splitlines():
-        code, _, comment = line.partition("  # ")
-        if not code.strip():
-            continue
-        if isinstance(ast.parse(code.strip()).body[0], ast.Expr):
+    names, checked, lines = {}, 0, example.splitlines()
+    for statement in ast.parse(example).body:
+        code = ast.get_source_segment(example, statement)
+        comment = lines[statement.end_lineno - 1].partition("  # ")[2]
+        if isinstance(statement, ast.Expr):
             value = repr(eval(code, names))
-            if comment.startswith(("array", *"0123456789[(")):
+            if comment.startswith(("array", "True", *"0123456789[(")):
                 assert comment.startswith(value)
                 checked += 1
         else:

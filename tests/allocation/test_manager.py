@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pagedkv import errors
 from pagedkv.allocation.events import BlockRemoved, BlockStored
 from pagedkv.allocation.extra_keys import ExtraKeys
+from pagedkv.allocation.group_rules import num_skipped
 from pagedkv.allocation.group_specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -876,3 +877,29 @@ def test_no_request_holds_more_than_its_cap(group, blocks):
     assert group.max_blocks_per_request(8, 100) == blocks
     assert most <= blocks
     assert most >= blocks - 1
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        FullAttentionSpec(4),
+        SlidingWindowSpec(4, 6, extra_retained_tokens=2),
+        ChunkedLocalAttentionSpec(4, 6),
+        MambaSpec(4, "align"),
+        MambaSpec(4, "none"),
+        CrossAttentionSpec(4, 9),
+        EncoderOnlyAttentionSpec(),
+    ],
+)
+def test_a_spec_skips_what_the_compiled_rule_skips(group):
+    rows = manager_of(group, enable_prefix_caching=False)._state.arrays.groups
+
+    for n in range(30):
+        assert group.num_skipped_tokens(n) == num_skipped(rows, 0, n)
+
+
+def test_table_groups_are_documented():
+    manager = manager_of(FullAttentionSpec(4), SlidingWindowSpec(2, 4))
+
+    assert [group.block_size for group in manager.table_groups] == [4, 2]
+    assert "MultiGroupBlockTable" in KVCacheManager.table_groups.__doc__
