@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -17,6 +17,14 @@ from pagedkv.replay.table import report_table
 __all__ = ["main"]
 
 EXIT_MISMATCH, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error; the usage is in --help."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2."""
+        self.exit(EXIT_BAD_INPUT, f"{self.prog}: {message} (--help tells the options)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +68,7 @@ def _judge(report: dict[str, Any], messages: Console) -> int:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(prog="pagedkv", description="Bookkeeping of a paged KV cache.")
+    parser = _OneLineParser(prog="pagedkv", description="Bookkeeping of a paged KV cache.")
     parser.add_argument("--version", action="version", version=f"pagedkv {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     text = "replay a request trace through pool, tables and slot mappings, and verify every token's place"

@@ -62,13 +62,19 @@ def _engine(trace: Trace, options: ReplayOptions) -> Engine:
 
 
 def _check_outputs(options: ReplayOptions) -> None:
-    """Raise before the run, not after it, where a result could not be written."""
+    """Raise before the run, not after it, where a result could not be written or would replace another."""
     if options.plot is not None:
         check_plot_available()
+    taken = [Path(options.trace)] if options.trace not in (None, "-") else []
     for name in (options.json, options.plot):
         if name is None:
             continue
         path = Path(name)
+        if any(path.resolve() == other.resolve() for other in taken):
+            raise ReplayInputError(
+                f"{name}: expected a file of its own, got one that is read or written already"
+            )
+        taken.append(path)
         existed = path.exists()
         try:
             with path.open("ab"):

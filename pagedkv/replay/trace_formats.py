@@ -92,7 +92,7 @@ def _integer(name: str, value: object, low: int) -> int:
     if value is None:
         raise TraceLineError(f"{name} in [{low}, {MAX_INT32}]", "none")
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_INT32:
-        raise TraceLineError(f"{name} to be an integer in [{low}, {MAX_INT32}]", value)
+        raise TraceLineError(f"{name} to be an integer in [{low}, {MAX_INT32}]", _as_written(value))
     return value
 
 
@@ -107,13 +107,17 @@ def _hash_ids(value: object, prompt_len: int) -> tuple[int, ...]:
     count = cdiv(prompt_len, HASH_BLOCK_SIZE)
     expected = f"{count} hash_ids (one per {HASH_BLOCK_SIZE} of {prompt_len} tokens)"
     if not isinstance(value, list):
-        raise TraceLineError(expected, "none" if value is None else value)
+        raise TraceLineError(expected, "none" if value is None else _as_written(value))
     if len(value) != count:
         raise TraceLineError(expected, f"{len(value)}")
     wrong = [item for item in value if not isinstance(item, int) or isinstance(item, bool)]
     if wrong:
-        raise TraceLineError("hash_ids to be integers", wrong[0])
+        raise TraceLineError("hash_ids to be integers", _as_written(wrong[0]))
     return tuple(value)
+
+
+def _as_written(value: object) -> str:
+    return json.dumps(value)  # "1024" is no 1024, and true is no True
 
 
 def _milliseconds(value: object) -> int:

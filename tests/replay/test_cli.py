@@ -166,6 +166,34 @@ def test_an_output_is_tried_before_the_run_and_leaves_nothing(trace, tmp_path, m
     assert not report_file.exists()
 
 
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ["--json", "{trace}"],
+        ["--plot", "{trace}"],
+        ["--json", "{folder}/one", "--plot", "{folder}/../{name}/one"],
+    ],
+)
+def test_no_output_replaces_the_trace_or_another(trace, outputs, capsys):
+    before = Path(trace).read_bytes()
+    folder = Path(trace).parent
+    argv = [text.format(trace=trace, folder=folder, name=folder.name) for text in outputs]
+
+    assert cli.main(["replay", str(trace), "--quiet", *argv]) == 2
+
+    assert "expected a file of its own" in capsys.readouterr().err
+    assert Path(trace).read_bytes() == before
+
+
+def test_a_bad_option_is_one_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["replay", "--block-size", "0"])
+
+    message = capsys.readouterr().err
+    assert (end.value.code, message.count("\n")) == (2, 1)
+    assert "--block-size" in message
+
+
 def test_a_full_disk_at_the_end_is_status_2(trace, capsys):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
