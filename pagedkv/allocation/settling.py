@@ -122,28 +122,31 @@ def _move_state(mirror: Array, m: Array, at: int, g: int, out: Array, used: int)
 
 
 @inlined
-def _sort_out(m: Array, places: Array, computed: Array, busy: Array) -> tuple[int, int, int]:
-    """Note for whom a block is to be published or freed; (fault, index at fault, how many)."""
+def _settle(m: Array, places: Array, computed: Array, before: Array, busy: Array) -> tuple[int, int, int]:
+    """Note what is computed, and for whom a block is due; (fault, index at fault, how many).
+
+    On a fault everything is as it was; `before` keeps it.
+    """
     sequences = m.sequences
     num_busy = 0
     for i in range(places.size):
-        at = places[i]
-        if sequences[at, s.ROW] < 0:
-            return s.NOT_RUNNING, i, 0
-        most = min(sequences[at, s.ALLOCATED], sequences[at, s.NUM_TOKENS])
-        if computed[i] < sequences[at, s.NUM_COMPUTED] or computed[i] > most:
-            return s.BAD_COUNT, i, 0
-        if computed[i] >= sequences[at, s.NEXT_EVENT]:
+        at, count = places[i], computed[i]
+        before[i] = sequences[at, s.NUM_COMPUTED]
+        known = count <= sequences[at, s.NUM_TOKENS] and count <= sequences[at, s.ALLOCATED]
+        if sequences[at, s.ROW] < 0 or count < before[i] or not known:
+            for k in range(i):
+                sequences[places[k], s.NUM_COMPUTED] = before[k]
+            return s.NOT_RUNNING if sequences[at, s.ROW] < 0 else s.BAD_COUNT, i, 0
+        sequences[at, s.NUM_COMPUTED] = count
+        if count >= sequences[at, s.NEXT_EVENT]:
             busy[num_busy] = i
             num_busy += 1
     return s.GOOD, 0, num_busy
 
 
 @inlined
-def _settle(mirror: Array, m: Array, places: Array, computed: Array, busy: Array) -> Int:
-    """Note what is computed; returns how many blocks can be freed at most."""
-    for i in range(places.size):
-        m.sequences[places[i], s.NUM_COMPUTED] = computed[i]
+def _room(mirror: Array, m: Array, places: Array, computed: Array, busy: Array) -> Int:
+    """How many blocks can be freed at most."""
     room = 0
     for i in busy:
         room += _num_skipped_blocks(mirror, m, places[i], computed[i])
@@ -176,16 +179,16 @@ def _publish_and_drop(
 def commit(state: Array, handles: Array, computed: Array, defer: bool) -> tuple[int, int, Array]:
     """Settle a batch; (fault, index at fault, blocks to free later if `defer`)."""
     pool, mirror, m = unpack(state)
-    busy = np.empty(handles.size, np.int32)
+    before, busy = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
         return fault, at, nothing
     places = m.batch_places[: handles.size]
-    fault, at, num_busy = _sort_out(m, places, computed, busy)
+    fault, at, num_busy = _settle(m, places, computed, before, busy)
     if fault != s.GOOD:
         return fault, at, nothing
     busy = busy[:num_busy]
-    out = np.empty(_settle(mirror, m, places, computed, busy), np.int32)
+    out = np.empty(_room(mirror, m, places, computed, busy), np.int32)
     num_left = _publish_and_drop(pool, mirror, m, places, busy, out, np.empty_like(out), defer)
     return s.GOOD, 0, out[:num_left]

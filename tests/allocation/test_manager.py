@@ -903,3 +903,16 @@ def test_table_groups_are_documented():
 
     assert [group.block_size for group in manager.table_groups] == [4, 2]
     assert "MultiGroupBlockTable" in KVCacheManager.table_groups.__doc__
+
+
+def test_a_refused_commit_changes_nothing_for_those_before():
+    manager = manager_of()
+    seqs = [manager.add([i] * 8) for i in range(3)]
+    manager.allocate_slots(seqs[:2], [8, 8])
+    before = snapshot(manager.pool)
+
+    for batch, counts in ((seqs[:2], [8, 9]), (seqs, [8, 8, 8])):
+        with pytest.raises(ValueError, match=r"num_computed_tokens\[1\]|seqs\[2\] must hold a row"):
+            manager.commit(batch, counts)
+        assert manager.num_computed_tokens(seqs).tolist() == [0, 0, 0]
+        assert snapshot(manager.pool) == before
