@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from pagedkv.checks import check_int
-from pagedkv.errors import CapacityError
 from pagedkv.tables.committer import Committer
-from pagedkv.tables.faults import PackFault
-from pagedkv.tables.inputs import device_or_host
+from pagedkv.tables.faults import PackFault, find_fault
+from pagedkv.tables.inputs import NO_INT32, device_or_host
+from pagedkv.tables.modes import BATCH_ORDER, STABLE
 from pagedkv.tables.pack import TOKENS_FLOOR, TOKENS_SEEN
 from pagedkv.tables.refusals import refuse
 
@@ -34,12 +34,12 @@ def _compute(
     if rows is not None:
         lines = device_or_host(backend, "rows", rows, num_reqs, np.int32)
     num_positions = int(where[0].size if where[1] is None else where[1].size)
+    has_host_rows = rows is not None and lines[1] is None
+    _check(committer, starts[0], lines[0] if has_host_rows else NO_INT32, num_positions, num_reqs)
     if starts[1] is None:
-        num_tokens = _check_starts(committer, starts[0], num_reqs, num_positions)
+        num_tokens = int(starts[0][num_reqs])
     else:
         num_tokens = -min(num_positions, geometry.max_num_batched_tokens) - 1
-    if rows is not None and lines[1] is None:
-        _check_rows(committer, lines[0])
     stream = backend.stream(stream)
     capacity = (geometry.max_num_reqs + 1, geometry.max_num_batched_tokens, geometry.max_num_reqs)
     names = ("query_start_loc", "positions", "rows")
@@ -66,31 +66,17 @@ def _compute(
     committer.finish(committer.call_event, stream.ptr)
 
 
-def _check_starts(committer: Committer, starts: Any, num_reqs: int, num_positions: int) -> int:
-    geometry, total = committer.geometry, int(starts[num_reqs])
-    if starts[0] != 0:
-        refuse(PackFault.FIRST_START, int(starts[0]), 0, geometry, -1)
-    drops = np.nonzero(np.diff(starts) < 0)[0]
-    if drops.size:
-        refuse(PackFault.START_ORDER, int(starts[drops[0] + 1]), int(drops[0]) + 1, geometry, -1)
-    if total > geometry.max_num_batched_tokens:
-        refuse(PackFault.TOKENS, total, num_reqs, geometry, -1)
-    if num_positions < total:
-        refuse(PackFault.POSITIONS, total, num_positions, geometry, -1)
-    return total
-
-
-def _check_rows(committer: Committer, rows: Any) -> None:
-    wrong = np.nonzero((rows < -1) | (rows >= committer.geometry.max_num_reqs))[0]
-    if wrong.size:
-        refuse(PackFault.ROWS, int(rows[wrong[0]]), int(wrong[0]), committer.geometry, -1)
+def _check(committer: Committer, starts: Any, rows: Any, num_positions: int, num_reqs: int) -> None:
+    # The look that a commit takes at its arguments; empty arrays stand for what lies on the device.
+    geometry = committer.geometry
+    mode = STABLE if rows.size else BATCH_ORDER  # of the packer's modes, the one that looks at rows
+    most, sizes = geometry.max_num_batched_tokens, (num_reqs, num_reqs, -1, mode)
+    found = find_fault(committer.mirror.counts, most, starts, NO_INT32, rows, num_positions, *sizes)
+    if found[0] != PackFault.NONE:
+        refuse(*found, geometry, -1)
 
 
 def _cut(where: tuple[Any, Any], num_tokens: int) -> tuple[Any, Any]:
     host, device = where
-    if device is not None:
-        return host, device
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
-    if host.size < most:
-        raise CapacityError(f"positions must hold {most} tokens, got {host.size}")
-    return host[:most], None
+    return (host, device) if device is not None else (host[:most], None)
