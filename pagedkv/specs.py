@@ -9,6 +9,9 @@ from pagedkv.constants import MAX_INT32
 __all__ = ["ContextParallel", "KVCacheGroupSpec", "KernelView", "cdiv", "max_block_id", "table_width"]
 
 
+_STATE_MODES = (None, "none", "align", "all")
+
+
 def cdiv(a: int, b: int) -> int:
     """Ceiling of a / b for integers."""
     return -(-a // b)
@@ -95,6 +98,15 @@ class KVCacheGroupSpec:
     sliding_window : int, optional
         Window of the group's attention, in tokens. Tables with stable rows then hand out NULL in the
         columns that lie wholly below the window of the step's first token.
+    state_mode : {None, "none", "align", "all"}
+        The group holds recurrent states instead of keys and values, one a block: "none", the running state
+        is in column 0; "align" and "all", the state after position p is in column ``p // block_size``.
+        Every rank holds all of them, and nothing is written by slot.
+    num_speculative_blocks : int
+        With `state_mode`: columns behind the running state, one for each draft token.
+    max_num_encoder_tokens : int, optional
+        The group holds the encoder's tokens (cross attention), at most so many a request. A step's decoder
+        tokens are not written to it: their slots are PAD.
     """
 
     block_size: int
@@ -103,6 +115,9 @@ class KVCacheGroupSpec:
     slot_mapping: bool = True
     max_num_blocks_per_req: int | None = None
     sliding_window: int | None = None
+    state_mode: str | None = None
+    num_speculative_blocks: int = 0
+    max_num_encoder_tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_int("block_size", self.block_size, 1)
@@ -115,6 +130,23 @@ class KVCacheGroupSpec:
             check_int("max_num_blocks_per_req", self.max_num_blocks_per_req, 1)
         if self.sliding_window is not None:
             check_int("sliding_window", self.sliding_window, 1)
+        if self.state_mode not in _STATE_MODES:
+            raise LookupError(f"state_mode must be one of {_STATE_MODES}, got {self.state_mode!r}")
+        drafts = check_int("num_speculative_blocks", self.num_speculative_blocks)
+        if drafts and self.state_mode is None:
+            raise ValueError(f"num_speculative_blocks must be 0 without a state_mode, got {drafts}")
+        if self.max_num_encoder_tokens is not None:
+            check_int("max_num_encoder_tokens", self.max_num_encoder_tokens, 1)
+        if (self.state_mode, self.max_num_encoder_tokens, self.sliding_window).count(None) < 2:
+            raise ValueError(
+                "a group must have at most one of state_mode, max_num_encoder_tokens and sliding_window, "
+                f"got {self.state_mode!r}, {self.max_num_encoder_tokens} and {self.sliding_window}"
+            )
+
+    @property
+    def written_by_slot(self) -> bool:
+        """Whether a step's tokens have slots in this group; otherwise they are all PAD."""
+        return self.slot_mapping and self.state_mode is None and self.max_num_encoder_tokens is None
 
     def views(self) -> list[tuple[int, int]]:
         """(ratio, stride) of every kernel view, in the order given."""
@@ -128,7 +160,7 @@ class KVCacheGroupSpec:
         ValueError
             The interleave does not divide the block size of a sharded group.
         """
-        if not self.cp_sharded or context_parallel.world_size == 1:
+        if not self.cp_sharded or self.state_mode is not None or context_parallel.world_size == 1:
             return ContextParallel()
         if self.block_size % context_parallel.interleave:
             raise ValueError(
@@ -152,14 +184,17 @@ def table_width(
 ) -> int:
     """Columns of a group's table: the one place every consumer's width comes from.
 
-    Blocks for `max_model_len` tokens (of which a sharded group holds one in `world_size`), or the
-    spec's own capacity, rounded up so that width * block_size is a multiple of `token_alignment`.
-    Groups that are not written by slot are not aligned.
+    Blocks for `max_model_len` tokens, or the encoder's (of which a sharded group holds one in
+    `world_size`), and a state group's draft columns; or the spec's own capacity. Rounded up so that
+    width * block_size is a multiple of `token_alignment`, but for groups that attention does not read.
     """
     columns = spec.max_num_blocks_per_req
     if columns is None:
-        columns = cdiv(max_model_len, spec.block_size * spec.shard(context_parallel).world_size)
-    if token_alignment is None or not spec.slot_mapping:
+        length = max_model_len if spec.max_num_encoder_tokens is None else spec.max_num_encoder_tokens
+        columns = cdiv(length, spec.block_size * spec.shard(context_parallel).world_size)
+        if spec.state_mode is not None:
+            columns = (1 if spec.state_mode == "none" else columns) + spec.num_speculative_blocks
+    if token_alignment is None or spec.state_mode is not None or not spec.slot_mapping:
         return columns
     step = check_int("token_alignment", token_alignment, 1) // gcd(token_alignment, spec.block_size)
     return cdiv(columns, step) * step

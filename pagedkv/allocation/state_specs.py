@@ -62,12 +62,12 @@ class MambaSpec:
 
     def table_spec(self, max_model_len: int) -> KVCacheGroupSpec:
         """The group as the block tables see it: written by state, not by slot."""
-        columns = cdiv(max_model_len, self.block_size) if self.cache_mode == "align" else 1
+        del max_model_len
         return KVCacheGroupSpec(
             self.block_size,
             cp_sharded=False,
-            slot_mapping=False,
-            max_num_blocks_per_req=columns + self.num_speculative_blocks,
+            state_mode=self.cache_mode,
+            num_speculative_blocks=self.num_speculative_blocks,
         )
 
 
@@ -107,8 +107,10 @@ class CrossAttentionSpec:
 
     def table_spec(self, max_model_len: int) -> KVCacheGroupSpec:
         """The group as the block tables see it."""
-        columns = self.max_blocks_per_request(0, max_model_len)
-        return KVCacheGroupSpec(self.block_size, cp_sharded=False, max_num_blocks_per_req=columns)
+        del max_model_len
+        return KVCacheGroupSpec(
+            self.block_size, cp_sharded=False, max_num_encoder_tokens=self.max_num_encoder_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Geometry:
                 shard.world_size,
                 shard.rank,
                 shard.interleave,
-                spec.slot_mapping,
+                spec.written_by_slot,
                 max_model_lens[g],
                 -1 if spec.sliding_window is None else spec.sliding_window - 1,
             )
