@@ -226,22 +226,24 @@ def swap_rows(
     ranges: Array,
     dirty: Array,
     groups: tuple[int, int],
-    row_a: int,
-    row_b: int,
+    a_rows: Array,
+    b_rows: Array,
 ) -> None:
-    """Exchange two rows in a range of groups."""
+    """Exchange rows pair by pair, in order, in a range of groups."""
     R = counts.shape[1]
     for g in range(groups[0], groups[1]):
-        a = layout[g, 0] + np.int64(row_a) * layout[g, 1]
-        b = layout[g, 0] + np.int64(row_b) * layout[g, 1]
-        num = max(counts[g, row_a], counts[g, row_b])
-        if row_a == row_b:
-            continue
-        for c in range(num):
-            blocks[a + c], blocks[b + c] = blocks[b + c], blocks[a + c]
-        counts[g, row_a], counts[g, row_b] = counts[g, row_b], counts[g, row_a]
-        mark_dirty(ranges, dirty, g * R + row_a, 0, num)
-        mark_dirty(ranges, dirty, g * R + row_b, 0, num)
+        for i in range(a_rows.size):
+            row_a, row_b = a_rows[i], b_rows[i]
+            if row_a == row_b:
+                continue
+            a = layout[g, 0] + np.int64(row_a) * layout[g, 1]
+            b = layout[g, 0] + np.int64(row_b) * layout[g, 1]
+            num = max(counts[g, row_a], counts[g, row_b])
+            for c in range(num):
+                blocks[a + c], blocks[b + c] = blocks[b + c], blocks[a + c]
+            counts[g, row_a], counts[g, row_b] = counts[g, row_b], counts[g, row_a]
+            mark_dirty(ranges, dirty, g * R + row_a, 0, num)
+            mark_dirty(ranges, dirty, g * R + row_b, 0, num)
 
 
 @compiled

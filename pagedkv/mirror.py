@@ -73,6 +73,8 @@ class HostMirror:
 
     state: MirrorState
     """The arrays for compiled code; take them anew after a table has subscribed."""
+    addresses: Any
+    """The same as one argument, an address table; take it anew likewise."""
 
     def __init__(
         self, max_num_reqs: int, widths: Sequence[int], max_block_ids: Sequence[int] | None = None
@@ -101,7 +103,7 @@ class HostMirror:
         self.largest_block_id = 0
         self._left: list[int] = []
         self._resize_subscribers(0)
-        seal(write_rows_at, self._addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
+        seal(write_rows_at, self.addresses, _NOTHING, _NOTHING.reshape(0, 0), _NOTHING, False)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied or pickled: the addresses that compiled code works on would not be."""
@@ -206,9 +208,11 @@ class HostMirror:
         check_shape("tgts", targets, sources.shape, "[len(srcs)]")
         move_rows(*self.state, self._groups(group), sources, targets)
 
-    def swap_row(self, a: int, b: int, group: int | None = None) -> None:
-        """Exchange two rows, in all groups or in one."""
-        swap_rows(*self.state, self._groups(group), self._row("row a", a), self._row("row b", b))
+    def swap_rows(self, a_rows: Any, b_rows: Any, group: int | None = None) -> None:
+        """Exchange rows pair by pair, in order, in all groups or in one."""
+        first, second = self._rows("rows a", a_rows), self._rows("rows b", b_rows)
+        check_shape("rows b", second, first.shape, "[len(rows a)]")
+        swap_rows(*self.state, self._groups(group), first, second)
 
     def null_columns(self, rows: Any, starts: Any, ends: Any, group: int = 0) -> None:
         """Set columns [start, end) of rows to NULL; the counts stay (blocks fallen out of a window).
@@ -257,13 +261,13 @@ class HostMirror:
         done = None
         if type(rows) is type(counts) is type(block_ids) is np.ndarray and block_ids.dtype is _INT32:
             try:  # noqa: SIM105 - the hot path
-                done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
+                done = write_rows_at(self.addresses, rows, counts, block_ids, replace)
             except (TypeError, ValueError, AttributeError, IndexError):
                 pass
         if done is None:
             rows, block_ids = _ready("rows", rows), _ready("block_ids", block_ids)
             counts = _lengths(counts, self.num_groups, rows.size)
-            done = write_rows_at(self._addresses, rows, counts, block_ids, replace)
+            done = write_rows_at(self.addresses, rows, counts, block_ids, replace)
         if not done:
             found = find_fault(self.layout, self.counts, rows, counts, block_ids, replace)
             self._raise(found, rows)
@@ -273,9 +277,6 @@ class HostMirror:
             return 0, self.num_groups
         first = check_int("group", group, 0, self.num_groups - 1)
         return first, first + 1
-
-    def _row(self, name: str, row: int) -> int:
-        return check_int(name, row, 0, self.max_num_reqs - 1)
 
     def _rows(self, name: str, rows: Any) -> IntArray:
         return as_int32(name, rows, 0, self.max_num_reqs - 1)
@@ -316,7 +317,7 @@ class HostMirror:
         if num:
             ranges[: num - 1], dirty[: num - 1] = self.state.ranges, self.state.dirty
         self.state = MirrorState(self.blocks, self.layout, self.counts, ranges, dirty)
-        self._addresses = address_table(*self.state)
+        self.addresses = address_table(*self.state)
 
 
 def _aligned_zeros(num: int) -> IntArray:

@@ -69,8 +69,8 @@ def test_calls_that_change_nothing_mark_nothing():
     mirror.add_rows([0], [[0], [-1]], [])
     mirror.clear_rows([0, 1])
     mirror.move_rows([0, 1], [0, 2])
-    mirror.swap_row(0, 0)
-    mirror.swap_row(0, 1)
+    mirror.swap_rows([0], [0])
+    mirror.swap_rows([0], [1])
     mirror.truncate_rows([0], [3])
     mirror.null_columns([0], [0], [0])
     mirror.set_blocks([], [], [])
@@ -93,7 +93,7 @@ def test_each_operation_marks_the_columns_that_it_changes():
     assert marked(mirror.set_blocks, [0], [1], [8]) == {0: [1]}
     assert marked(mirror.truncate_rows, [0, 1], [2, 5]) == {0: [2]}
     assert marked(mirror.move_rows, [0], [1]) == {0: [0, 1], 1: [0, 1]}
-    assert marked(mirror.swap_row, 1, 2) == {1: [0, 1], 2: [0, 1]}
+    assert marked(mirror.swap_rows, [1], [2]) == {1: [0, 1], 2: [0, 1]}
     assert marked(mirror.clear_rows, [2]) == {2: [0, 1]}
 
 
@@ -191,7 +191,7 @@ def test_groups_are_told_apart_by_number():
     for call in (
         lambda group: mirror.clear_rows([0], group),
         lambda group: mirror.move_rows([0], [1], group),
-        lambda group: mirror.swap_row(0, 1, group),
+        lambda group: mirror.swap_rows([0], [1], group),
         lambda group: mirror.truncate_rows([0], [0], group),
         lambda group: mirror.set_blocks([0], [0], [1], group),
     ):

@@ -130,7 +130,7 @@ class BlockTable:
 
     def swap_row(self, a: int, b: int) -> None:
         """Exchange two rows."""
-        self._rows.swap_row(a, b, self._group)
+        self.swap_rows([a], [b])
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows in one call; arguments and errors as `append_rows`."""
@@ -163,6 +163,10 @@ class BlockTable:
     def move_rows(self, srcs: Any, tgts: Any) -> None:
         """Move rows pair by pair, in order; each source becomes empty."""
         self._rows.move_rows(srcs, tgts, self._group)
+
+    def swap_rows(self, a_rows: Any, b_rows: Any) -> None:
+        """Exchange rows pair by pair, in order."""
+        self._rows.swap_rows(a_rows, b_rows, self._group)
 
     def null_columns(self, rows: Any, starts: Any, ends: Any) -> None:
         """Set columns [start, end) of rows to NULL and keep the counts."""

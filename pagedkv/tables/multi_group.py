@@ -183,7 +183,7 @@ class MultiGroupBlockTable:
 
     def swap_row(self, a: int, b: int) -> None:
         """Exchange two rows in every group."""
-        self.rows_for_writing.swap_row(a, b)
+        self.rows_for_writing.swap_rows([a], [b])
 
     def add_rows(self, rows: Any, counts: Any, block_ids: Any) -> None:
         """Replace rows in one call; a repeated row keeps its last content.
@@ -216,6 +216,10 @@ class MultiGroupBlockTable:
     def move_rows(self, srcs: Any, tgts: Any) -> None:
         """Move rows pair by pair, in order; each source becomes empty."""
         self.rows_for_writing.move_rows(srcs, tgts)
+
+    def swap_rows(self, a_rows: Any, b_rows: Any) -> None:
+        """Exchange rows pair by pair, in order."""
+        self.rows_for_writing.swap_rows(a_rows, b_rows)
 
     def null_columns(self, rows: Any, starts: Any, ends: Any, group: int = 0) -> None:
         """Set columns [start, end) of rows to NULL and keep the counts (blocks out of the window)."""
