@@ -5,7 +5,8 @@
 //
 // grid  (any, num_groups)   threads stride over tokens, two neighbours at a time where there are more
 //                           tokens than threads, so that one long prefill fills the GPU; each finds its
-//                           token's request in query_start_loc; row 0 also writes the step's arrays
+//                           token's request in query_start_loc; row 0 also writes the step's arrays, and
+//                           each row the local lengths of its group
 // block (256,)
 // Definition: slot_mapping_numpy.py.  Twin: slot_mapping_numba.py.
 constexpr long long MAX_INT32 = 2147483647;
@@ -39,6 +40,7 @@ struct group_t {
 };
 
 struct request_t {
+    int index;                 // in the batch
     int start, next;           // its tokens
     long long first_position;  // in this step
     long long limit;           // positions at or past it are PAD
@@ -73,6 +75,7 @@ __device__ __forceinline__ request_t request_of(int token, const inputs_t& in, c
     const int row = in.rows ? in.rows[request] : request;
     const bool is_live = row >= 0 && row < group.geometry[MAX_NUM_REQS];
     const long long first_count = blockIdx.y * group.geometry[MAX_NUM_REQS];
+    found.index = request;
     found.start = in.query_start_loc[request], found.next = in.query_start_loc[request + 1];
     found.first_position = in.positions ? 0 : in.num_computed_tokens[request];
     found.limit = min(group.max_position, (is_live ? in.num_blocks[first_count + row] : 0) * group.virtual_size);
@@ -98,13 +101,14 @@ __device__ __forceinline__ long long slot_of(long long p, const request_t& reque
 
 template <int TILE, bool IS_PLAIN>
 __device__ __forceinline__ void map_tokens(
-    int total, const inputs_t& in, const group_t& group, slot_t* slots, long long* step_positions)
+    int total, const inputs_t& in, const group_t& group, slot_t* slots, long long* step_positions, int* step_token_reqs)
 {
-    request_t request = {0, 0, 0, 0, in.tables};
+    request_t request = {0, 0, 0, 0, 0, in.tables};
     const unsigned step = gridDim.x * blockDim.x * TILE;
     for (unsigned t = (blockIdx.x * blockDim.x + threadIdx.x) * TILE; t < (unsigned)total; t += step) {
         tile_t<long long, TILE> p = {};
         tile_t<slot_t, TILE> out;
+        tile_t<int, TILE> reqs = {};
         const bool is_whole = t + TILE <= (unsigned)in.num_tokens;
         if (in.positions && is_whole) p = *(const tile_t<long long, TILE>*)(in.positions + t);
 #pragma unroll
@@ -113,18 +117,30 @@ __device__ __forceinline__ void map_tokens(
             out.at[k] = PAD_SLOT_ID;
             if (!is_whole && token >= in.num_tokens) continue;
             if (token >= request.next) request = request_of(token, in, group);
+            reqs.at[k] = request.index;
             if (!in.positions) p.at[k] = request.first_position + (token - request.start);
             else if (!is_whole) p.at[k] = in.positions[token];
             out.at[k] = (slot_t)slot_of<IS_PLAIN>(p.at[k], request, group);
         }
         if (t + TILE <= (unsigned)total) {
             *(tile_t<slot_t, TILE>*)(slots + t) = out;
-            if (step_positions) *(tile_t<long long, TILE>*)(step_positions + t) = p;
+            if (!step_positions) continue;
+            *(tile_t<long long, TILE>*)(step_positions + t) = p;
+            *(tile_t<int, TILE>*)(step_token_reqs + t) = reqs;
         } else {
             slots[t] = out.at[0];  // TILE is 2, and the last token has no neighbour
-            if (step_positions) step_positions[t] = p.at[0];
+            if (step_positions) step_positions[t] = p.at[0], step_token_reqs[t] = reqs.at[0];
         }
     }
+}
+
+// Positions below `length` that lie on the group's rank: whole rounds over the ranks, and its part of the last.
+__device__ __forceinline__ int local_length(int length, const group_t& group)
+{
+    if (group.world == 1 || length <= 0) return max(length, 0);
+    const unsigned round = (unsigned)length / group.by_interleave / group.by_world;
+    const long long before = ((long long)round * group.world + group.rank) * group.interleave;
+    return (int)(round * group.interleave + min(max(length - before, 0LL), (long long)group.interleave));
 }
 
 extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
@@ -140,6 +156,8 @@ extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
     long long* __restrict__ step_positions,       // [max_num_tokens], out
     int* __restrict__ step_seq_lens,              // [max_num_reqs], out
     int* __restrict__ step_query_start_loc,       // [max_num_reqs + 1], out
+    int* __restrict__ step_token_reqs,            // [max_num_tokens], out
+    int* __restrict__ step_local_seq_lens,        // [num_groups, max_num_reqs], out
     int num_reqs,
     int num_tokens,
     int num_tokens_fill,
@@ -167,19 +185,24 @@ extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, num_threads = gridDim.x * blockDim.x;
     long long* out_positions = writes_step ? step_positions : 0;
     const unsigned long long addresses = (unsigned long long)out | (unsigned long long)out_positions;
-    const bool is_aligned = ((addresses | (unsigned long long)in.positions) & 15) == 0;
+    const unsigned long long others = (unsigned long long)in.positions | (unsigned long long)step_token_reqs;
+    const bool is_aligned = ((addresses | others) & 15) == 0;
     const bool is_plain = group.world == 1 && group.by_virtual_size.shift >= 0;
-    if ((unsigned)total <= num_threads || !is_aligned) map_tokens<1, false>(total, in, group, out, out_positions);
-    else if (is_plain) map_tokens<2, true>(total, in, group, out, out_positions);
-    else map_tokens<2, false>(total, in, group, out, out_positions);
+    int* reqs = step_token_reqs;
+    if ((unsigned)total <= num_threads || !is_aligned) map_tokens<1, false>(total, in, group, out, out_positions, reqs);
+    else if (is_plain) map_tokens<2, true>(total, in, group, out, out_positions, reqs);
+    else map_tokens<2, false>(total, in, group, out, out_positions, reqs);
 
-    if (!writes_step) return;
+    if (!is_step) return;
     const int num_reqs_fill = max(num_reqs, staging[NUM_REQS_FILL]);
+    int* local_seq_lens = step_local_seq_lens + blockIdx.y * group.geometry[MAX_NUM_REQS];
     for (unsigned i = thread; i <= (unsigned)num_reqs_fill; i += num_threads) {
         const int here = query_start_loc[min((int)i, num_reqs)];
-        step_query_start_loc[i] = here;
+        if (writes_step) step_query_start_loc[i] = here;
         if (i == (unsigned)num_reqs_fill) continue;
         const bool is_live = i < (unsigned)num_reqs;
-        step_seq_lens[i] = is_live ? (int)((long long)num_computed_tokens[i] + query_start_loc[i + 1] - here) : 0;
+        const int length = is_live ? (int)((long long)num_computed_tokens[i] + query_start_loc[i + 1] - here) : 0;
+        if (writes_step) step_seq_lens[i] = length;
+        local_seq_lens[i] = local_length(length, group);
     }
 }

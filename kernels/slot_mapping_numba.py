@@ -68,6 +68,8 @@ def slot_mapping(
     step_positions,
     step_seq_lens,
     step_query_start_loc,
+    step_token_reqs,
+    step_local_seq_lens,
     num_reqs,
     num_tokens,
     num_tokens_fill,
@@ -102,6 +104,7 @@ def slot_mapping(
     thread = np.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     num_threads = np.int64(cuda.gridDim.x) * cuda.blockDim.x
 
+    request = np.int64(0)
     start = np.int64(0)  # tokens [start, end) belong to the request that the variables describe
     end = np.int64(0)
     first_position = np.int64(0)
@@ -127,6 +130,7 @@ def slot_mapping(
                         low = middle
                     else:
                         high = middle
+                request = low
                 start = _entry(staging, QUERY_START_LOC, query_start_loc, is_step, low)
                 end = _entry(staging, QUERY_START_LOC, query_start_loc, is_step, low + 1)
                 if not is_given:
@@ -161,15 +165,27 @@ def slot_mapping(
         slots[g, t] = slot
         if is_step and g == 0:
             step_positions[t] = p
+            step_token_reqs[t] = request if t < tokens else 0
 
-    if is_step and g == 0:
+    if is_step:
+        rank_start = geometry[g, CP_RANK] * interleave
         reqs_fill = max(reqs, np.int64(staging[NUM_REQS_FILL]))
         for i in range(thread, reqs_fill + 1, num_threads):
             here = _entry(staging, QUERY_START_LOC, query_start_loc, is_step, min(i, reqs))
-            step_query_start_loc[i] = here
+            if g == 0:
+                step_query_start_loc[i] = here
             if i < reqs:
                 computed = _entry(staging, NUM_COMPUTED_TOKENS, num_computed_tokens, is_step, i)
                 after = _entry(staging, QUERY_START_LOC, query_start_loc, is_step, i + 1)
-                step_seq_lens[i] = np.int32(computed + after - here)  # wraps where the inputs are garbage
+                length = np.int32(computed + after - here)  # wraps where the inputs are garbage
+                local = np.int64(max(length, 0))
+                if world > 1:
+                    base = _divide(_divide(local, interleave, by_interleave), world, by_world) * interleave
+                    local = base + min(max(local - base * world - rank_start, 0), interleave)
+                step_local_seq_lens[g, i] = local
+                if g == 0:
+                    step_seq_lens[i] = length
             elif i < reqs_fill:
-                step_seq_lens[i] = 0
+                step_local_seq_lens[g, i] = 0
+                if g == 0:
+                    step_seq_lens[i] = 0

@@ -15,8 +15,15 @@ A negative num_tokens stands for query_start_loc[num_reqs] as it is on the devic
 -num_tokens - 1, and 0 without requests.
 
 A negative num_reqs means a whole step: the scalars come from the staging header, and the step arrays
-are written as well: positions (0 in the padding), seq_lens[i] = num_computed_tokens[i] + query length
-(0 past the last request), and query_start_loc (which repeats its last value there).
+are written as well: positions and token_reqs, each token's request i (0 in the padding); seq_lens[i] =
+num_computed_tokens[i] + query length (0 past the last request); query_start_loc (which repeats its last
+value there); and for each group local_seq_lens[i], this rank's share of L = seq_lens[i] (0 past the last
+request), that is, how many p in [0, L) have (p // I) % W == r:
+
+    base = (L // I // W) * I
+    local = base + clip(L - base * W - r * I, 0, I)       (in 64 bits)
+
+L where W is 1, and 0 where L is negative, as garbage in device arrays may make it.
 """
 
 import numpy as np
@@ -58,6 +65,8 @@ def slot_mapping(
     step_positions: OutI64[Array, "max_num_tokens"],
     step_seq_lens: OutI32[Array, "max_num_reqs"],
     step_query_start_loc: OutI32[Array, "max_num_reqs+1"],
+    step_token_reqs: OutI32[Array, "max_num_tokens"],
+    step_local_seq_lens: OutI32[Array, "num_groups max_num_reqs"],
     num_reqs: Scalar,
     num_tokens: Scalar,
     num_tokens_fill: Scalar,
@@ -89,10 +98,15 @@ def slot_mapping(
         fill = staging[NUM_REQS_FILL]
         step_positions[:num_tokens] = p
         step_positions[num_tokens:num_tokens_fill] = 0
+        step_token_reqs[:num_tokens] = request
+        step_token_reqs[num_tokens:num_tokens_fill] = 0
         step_query_start_loc[: num_reqs + 1] = starts
         step_query_start_loc[num_reqs + 1 : fill + 1] = starts[num_reqs]
         step_seq_lens[:num_reqs] = num_computed_tokens[:num_reqs] + np.diff(starts)
         step_seq_lens[num_reqs:fill] = 0
+        for g, group in enumerate(geometry):
+            step_local_seq_lens[g, :num_reqs] = _local_lengths(group, step_seq_lens[:num_reqs])
+            step_local_seq_lens[g, num_reqs:fill] = 0
 
 
 def _slots(group: Array, tables: Array, num_blocks: Array, row: Array, p: Array) -> Array:
@@ -108,6 +122,13 @@ def _slots(group: Array, tables: Array, num_blocks: Array, row: Array, p: Array)
     place = group[TABLE_OFFSET] + row.astype(np.int64) * group[WIDTH] + b
     block = np.where(valid, tables[np.where(valid, place, 0)], 0).astype(np.int64)
     return np.where(block != 0, block * size + o // (world * interleave) * interleave + o % interleave, -1)
+
+
+def _local_lengths(group: Array, seq_lens: Array) -> Array:
+    world, interleave = group[CP_WORLD], group[CP_INTERLEAVE]
+    length = np.maximum(seq_lens.astype(np.int64), 0)
+    base = length // interleave // world * interleave
+    return base + np.clip(length - base * world - group[CP_RANK] * interleave, 0, interleave)
 
 
 def _section(staging: Array, word: int, device_array: Array) -> Array:

@@ -38,6 +38,8 @@ class OutputSet:
         self.positions = backend.zeros(self.max_num_tokens, np.int64)
         self.seq_lens = backend.zeros(max_num_reqs, np.int32)
         self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
+        self.token_reqs = backend.zeros(self.max_num_tokens, np.int32)
+        self.local_seq_lens = backend.zeros((num_groups, max_num_reqs), np.int32)
         # What is shown where (host): row and its version at each batch position.
         self.batch = np.full((2, max_num_reqs if self.is_stable else 0), -1, np.int64)
         self.seen = np.zeros(SEEN_WORDS, np.int64)
@@ -48,10 +50,14 @@ class OutputSet:
 
     def slot_mapping(self, group: int, num_tokens: int) -> Any:
         """Slots of one group, int64 [num_tokens]; a view, made once."""
-        found = self._cached.get(("slots", group, num_tokens))
+        return self.line("slots", group, num_tokens)
+
+    def line(self, name: str, group: int, num: int) -> Any:
+        """Return the first `num` elements of one group's line of a step array; a view, made once."""
+        found = self._cached.get((name, group, num))
         if found is None:
             check_int("group", group, 0, self._num_groups - 1)
-            found = self._cached["slots", group, num_tokens] = self.slots[group][:num_tokens]
+            found = self._cached[name, group, num] = getattr(self, name)[group][:num]
         return found
 
     def view(self, name: str, num: int) -> Any:
@@ -74,7 +80,8 @@ class Step:
     num_reqs, num_reqs_padded : int
         Requests of the step, and rows handed out; padding rows are NULL.
     num_tokens, num_tokens_padded : int
-        Scheduled tokens, and slots and positions handed out: PAD and 0 past the last token.
+        Scheduled tokens, and slots, positions and requests of tokens handed out: PAD and 0 past the last
+        token.
     """
 
     __slots__ = (
@@ -110,7 +117,7 @@ class Step:
 
     @property
     def num_tokens_padded(self) -> int:
-        """Slots and positions handed out: as asked for, else all tokens that there may be."""
+        """Slots, positions and requests of tokens handed out: as asked for, else all that there may be."""
         if self._num_tokens_padded >= 0:
             return self._num_tokens_padded
         return self._num_tokens if self._num_tokens >= 0 else -self._num_tokens - 1
@@ -136,6 +143,18 @@ class Step:
     def seq_lens(self) -> Any:
         """Computed plus scheduled tokens of each request, int32 [num_reqs_padded]; 0 in the padding."""
         return self._outputs.view("seq_lens", self.num_reqs_padded)
+
+    def local_seq_lens(self, group: int = 0) -> Any:
+        """Tokens of `seq_lens` that this context-parallel rank holds, int32 [num_reqs_padded].
+
+        The same as `seq_lens` where the group is not sharded; 0 in the padding and for a negative length.
+        """
+        return self._outputs.line("local_seq_lens", group, self.num_reqs_padded)
+
+    @property
+    def token_to_req_indices(self) -> Any:
+        """Batch row of each token, int32 [num_tokens_padded]; 0 in the padding."""
+        return self._outputs.view("token_reqs", self.num_tokens_padded)
 
     @property
     def positions(self) -> Any:

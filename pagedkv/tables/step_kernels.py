@@ -119,7 +119,8 @@ class StepKernels:
     def _bind_slots(
         self, staging: Staging, outputs: OutputSet, inputs: Any, tables: Any, scalars: tuple[int, ...]
     ) -> Launch:
-        arrays = (outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc)
+        of_tokens = (outputs.slots, outputs.positions)
+        of_step = (outputs.seq_lens, outputs.query_start_loc, outputs.token_reqs, outputs.local_seq_lens)
         return self._backend.bind(  # type: ignore[no-any-return]
-            "slot_mapping", (staging.words, self._groups, *inputs, *tables, *arrays, *scalars)
+            "slot_mapping", (staging.words, self._groups, *inputs, *tables, *of_tokens, *of_step, *scalars)
         )

@@ -12,6 +12,7 @@ from pagedkv.kernels._grid import (
     expand_blocks,
     gather_rows,
     slot_mapping,
+    state_indices,
 )
 
 from .world import Group, Launch, World
@@ -39,6 +40,11 @@ def test_apply_writes_has_a_warp_for_each_record(work, x):
 @pytest.mark.parametrize(("positions", "groups", "x"), [(0, 1, 1), (4, 1, 1), (5, 3, 2), (1024, 1, 256)])
 def test_gather_rows_has_a_block_for_four_positions_of_a_group(positions, groups, x):
     assert gather_rows(positions, groups) == (x, groups)
+
+
+@pytest.mark.parametrize(("reqs", "num_states", "x"), [(0, 1, 1), (256, 3, 1), (257, 3, 2), (10**9, 2, 330)])
+def test_state_indices_has_a_thread_for_each_position_of_a_state_group(reqs, num_states, x):
+    assert state_indices(reqs, num_states) == (x, num_states)
 
 
 @pytest.mark.parametrize(("ids", "x"), [(0, 1), (256, 1), (257, 2)])
@@ -69,7 +75,8 @@ def test_one_long_prefill_among_decodes(form):
     starts = np.cumsum([0, *lens]).astype(np.int32)
 
     slots = np.zeros((1, sum(lens)), np.int64)
-    none, step = np.zeros(0, np.int32), (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
+    none = np.zeros(0, np.int32)
+    step = np.zeros(0, np.int64), none.copy(), none.copy(), none.copy(), np.zeros((1, 0), np.int32)
     args = none, world.geometry, starts, none, positions, none, arena, counts, slots, *step
     form.run("slot_mapping", (*args, len(lens), sum(lens), 0, 0), Launch((3, 1), 256, downwards=False))
 

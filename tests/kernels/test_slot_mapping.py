@@ -40,12 +40,20 @@ def expected_slot(group, table, counts, row, p):
     return int(table[row, column]) * group.block_size + local
 
 
+def expected_local_length(group, length):
+    """How many of a sequence's positions the group's rank holds."""
+    world, rank, interleave = group.cp
+    return sum((p // interleave) % world == rank for p in range(length))
+
+
 def outputs(world, max_num_tokens, slot_dtype=np.int64):
     return {
         "slots": np.full((len(world.groups), max_num_tokens), STALE, slot_dtype),
         "step_positions": np.full(max_num_tokens, STALE, np.int64),
         "step_seq_lens": np.full(world.max_num_reqs, STALE, np.int32),
         "step_query_start_loc": np.full(world.max_num_reqs + 1, STALE, np.int32),
+        "step_token_reqs": np.full(max_num_tokens, STALE, np.int32),
+        "step_local_seq_lens": np.full((len(world.groups), world.max_num_reqs), STALE, np.int32),
     }
 
 
@@ -136,20 +144,23 @@ def expected_step(step):
     num_reqs, num_tokens, fill = len(starts) - 1, step["num_tokens"], step["num_tokens_fill"]
     out = outputs(world, step["max_num_tokens"], step["slot_dtype"])
     out["slots"][:, num_tokens:fill] = -1
-    out["step_positions"][num_tokens:fill] = 0
+    out["step_positions"][num_tokens:fill] = out["step_token_reqs"][num_tokens:fill] = 0
     for i in range(num_reqs):
         for t in range(starts[i], starts[i + 1]):
             if step["positions"] is None:
                 p = int(step["num_computed_tokens"][i]) + t - int(starts[i])
             else:
                 p = int(step["positions"][t])
-            out["step_positions"][t] = p
+            out["step_positions"][t], out["step_token_reqs"][t] = p, i
             row = i if step["rows"] is None else int(step["rows"][i])
             for g, group in enumerate(world.groups):
                 table = world.table(step["arena"], g)
                 out["slots"][g, t] = expected_slot(group, table, step["counts"][g], row, p)
-        out["step_seq_lens"][i] = step["num_computed_tokens"][i] + starts[i + 1] - starts[i]
+        length = int(step["num_computed_tokens"][i] + starts[i + 1] - starts[i])
+        out["step_seq_lens"][i] = length
+        out["step_local_seq_lens"][:, i] = [expected_local_length(group, length) for group in world.groups]
     out["step_seq_lens"][num_reqs : step["num_reqs_fill"]] = 0
+    out["step_local_seq_lens"][:, num_reqs : step["num_reqs_fill"]] = 0
     out["step_query_start_loc"][: num_reqs + 1] = starts
     out["step_query_start_loc"][num_reqs + 1 : step["num_reqs_fill"] + 1] = starts[-1]
     return out
