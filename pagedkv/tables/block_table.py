@@ -193,6 +193,9 @@ class BlockTable:
     ) -> None:
         """Map tokens to slots from the committed table; the result stands in `slot_mapping`.
 
+        A table of several groups maps them all, and into any of its output sets:
+        `MultiGroupBlockTable.compute_slot_mapping`.
+
         Parameters
         ----------
         num_reqs : int
@@ -210,7 +213,7 @@ class BlockTable:
         ValueError, TypeError, CapacityError
             Sizes, order, dtype or device are wrong; nothing was enqueued.
         """
-        compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, stream)
+        compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, 0, stream)
 
     # --- what it holds ------------------------------------------------------------------------
 
@@ -221,7 +224,10 @@ class BlockTable:
 
     @property
     def slot_mapping(self) -> Any:
-        """Slots of the last mapping, int64 [max_num_batched_tokens] on the device; PAD past the end."""
+        """Slots of the last mapping, int64 [max_num_batched_tokens] on the device; PAD past the end.
+
+        Those of output set 0, as all that a table of one group has.
+        """
         return self._committer.outputs[0].slot_mapping(self._group, self._owner.max_num_batched_tokens)
 
     def get_device_tensor(self, num_reqs: int) -> Any:

@@ -14,7 +14,7 @@ from pagedkv.tables.captured import CapturedStep
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.joining import check_mirror, rows_of
-from pagedkv.tables.separate import compute_slot_mapping
+from pagedkv.tables.separate import compute_slot_mapping, output_set
 from pagedkv.tables.step import Step
 from pagedkv.tables.warmup import warmup
 
@@ -324,10 +324,60 @@ class MultiGroupBlockTable:
         positions: Any,
         *,
         rows: Any = None,
+        out: int = 0,
         stream: Any = None,
-    ) -> None:
-        """Map tokens to slots in every group, from the committed tables; see `BlockTable`."""
-        compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, stream)
+    ) -> tuple[Any, ...]:
+        """Map tokens to slots in every group, from the committed tables.
+
+        For tokens that come after the step, such as drafts: give them an output set of their own, and the
+        step keeps its slots. Nothing but the slots is written. With device arrays it can be captured in a
+        consumer's CUDA graph; prepare one call before.
+
+        Parameters
+        ----------
+        num_reqs : int
+            Requests, at most max_num_reqs.
+        query_start_loc : int32 [num_reqs + 1]
+            Prefix sums of the tokens of each request. A device array is read in place, a host array staged.
+        positions : int64 [num_tokens]
+            Position of each token; host or device likewise.
+        rows : int32 [num_reqs], optional
+            Table row of each request, -1 for a dummy; row i for request i where None.
+        out : int
+            Output set whose slots are written; see `outputs`.
+        stream : CuPy stream, optional
+
+        Returns
+        -------
+        tuple of int64 [num_tokens]
+            Slots of each group, device views, valid until the next call into the same output set. As long
+            as `positions` where query_start_loc is on the device; PAD past the last token.
+
+        Raises
+        ------
+        CapacityError, ValueError, TypeError
+            Sizes, order, dtype or device are wrong; nothing was enqueued or changed.
+
+        Examples
+        --------
+        >>> table = MultiGroupBlockTable([16], 4, 40, 64, backend="numpy")
+        >>> table.outputs(2)
+        >>> table.add_row(([3, 8, 5],), 0)
+        >>> step = table.commit(1, [0, 1], [37])
+        >>> table.compute_slot_mapping(1, [0, 3], np.array([38, 39, 40]), out=1)
+        (array([86, 87, -1]),)
+        >>> step.slot_mapping(0)
+        array([85])
+        """
+        return compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, out, stream)
+
+    def slot_mapping(self, group: int, num_tokens: int, out: int = 0) -> Any:
+        """Slots that output set `out` holds for a group, int64 [num_tokens] on the device; a view.
+
+        PAD past the last token of the last commit or mapping into this set, so any padded size may be read.
+        """
+        check_int("num_tokens", num_tokens, 0, self.max_num_batched_tokens)
+        return output_set(self._committer, out).slot_mapping(group, num_tokens)
 
     def outputs(self, num: int) -> None:
         """Make sure that there are `num` persistent output sets, so that steps in flight keep theirs.

@@ -5,27 +5,54 @@ from typing import Any
 import numpy as np
 
 from pagedkv.checks import check_int
+from pagedkv.constants import MAX_INT32
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.faults import PackFault, find_fault
 from pagedkv.tables.inputs import NO_INT32, device_or_host
 from pagedkv.tables.modes import BATCH_ORDER, STABLE
 from pagedkv.tables.pack import TOKENS_FLOOR, TOKENS_SEEN
 from pagedkv.tables.refusals import refuse
+from pagedkv.tables.step import OutputSet
 
-__all__ = ["compute_slot_mapping"]
+__all__ = ["compute_slot_mapping", "output_set"]
 
 
 def compute_slot_mapping(
-    committer: Committer, num_reqs: int, query_start_loc: Any, positions: Any, rows: Any, stream: Any
-) -> None:
-    """Check, stage what lies on the host (one copy each), and launch slot_mapping over all groups."""
+    committer: Committer,
+    num_reqs: int,
+    query_start_loc: Any,
+    positions: Any,
+    rows: Any,
+    out: int,
+    stream: Any,
+) -> tuple[Any, ...]:
+    """Check, stage what lies on the host (one copy each), and launch slot_mapping over all groups.
+
+    Returns the slots of each group in output set `out`: views, as long as there may be tokens.
+    """
     with committer.backend.activate():
-        _compute(committer, num_reqs, query_start_loc, positions, rows, stream)
+        outputs = output_set(committer, out)
+        num_tokens = _compute(committer, outputs, num_reqs, query_start_loc, positions, rows, stream)
+        return tuple(outputs.slot_mapping(g, num_tokens) for g in range(len(committer.geometry.specs)))
+
+
+def output_set(committer: Committer, out: int) -> OutputSet:
+    """Return the output set of this number, or raise."""
+    num = len(committer.outputs)
+    if not 0 <= check_int("out", out, -MAX_INT32) < num:
+        raise ValueError(f"out must name one of {num} output sets, got {out} (make more with outputs(n))")
+    return committer.outputs[out]
 
 
 def _compute(
-    committer: Committer, num_reqs: int, query_start_loc: Any, positions: Any, rows: Any, stream: Any
-) -> None:
+    committer: Committer,
+    outputs: OutputSet,
+    num_reqs: int,
+    query_start_loc: Any,
+    positions: Any,
+    rows: Any,
+    stream: Any,
+) -> int:
     geometry, backend = committer.geometry, committer.backend
     check_int("num_reqs", num_reqs, 0, geometry.max_num_reqs)
     starts = device_or_host(backend, "query_start_loc", query_start_loc, num_reqs + 1, np.int32)
@@ -43,13 +70,13 @@ def _compute(
     stream = backend.stream(stream)
     capacity = (geometry.max_num_reqs + 1, geometry.max_num_batched_tokens, geometry.max_num_reqs)
     names = ("query_start_loc", "positions", "rows")
+    # All sets share the staged arrays: `stage` lets its copy wait for the kernel of the last call.
     inputs = [
         device if host is None or device is not None else committer.stage(name, host, room, stream)
         for name, room, (host, device) in zip(
             names, capacity, (starts, _cut(where, num_tokens), lines), strict=True
         )
     ]
-    outputs = committer.outputs[0]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
     is_captured = stream.ptr != 0 and backend.is_capturing(stream.ptr)
     fill = max(most, int(outputs.seen[TOKENS_SEEN]))
@@ -60,10 +87,11 @@ def _compute(
     scalars = (num_reqs, num_tokens, fill, int(rows is not None))
     if is_captured:  # the consumer's graph has its own order
         committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
-        return
+        return most
     committer.order(stream.ptr)
     committer.kernels.slot_mapping(committer.staging, outputs, inputs, scalars, stream)
     committer.finish(committer.call_event, stream.ptr)
+    return most
 
 
 def _check(committer: Committer, starts: Any, rows: Any, num_positions: int, num_reqs: int) -> None:
