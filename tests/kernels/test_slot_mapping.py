@@ -43,7 +43,10 @@ def expected_slot(group, table, counts, row, p):
 def expected_local_length(group, length):
     """How many of a sequence's positions the group's rank holds."""
     world, rank, interleave = group.cp
-    return sum((p // interleave) % world == rank for p in range(length))
+    if length < 10_000:
+        return sum((p // interleave) % world == rank for p in range(length))
+    firsts = range(rank * interleave, (rank + 1) * interleave)  # too long to count one by one
+    return sum(len(range(first, length, world * interleave)) for first in firsts)
 
 
 def outputs(world, max_num_tokens, slot_dtype=np.int64):
@@ -166,8 +169,11 @@ def expected_step(step):
     return out
 
 
-def run_step(form, step, shape):
-    """The fused call: scalars from the header, each input from the staging buffer or the device."""
+def run_step(form, step, shape, **given):
+    """The fused call: scalars from the header, each input from the staging buffer or the device.
+
+    `given` names output arrays to write instead of fresh ones.
+    """
     inputs = {"query_start_loc": step["query_start_loc"], "num_computed_tokens": step["num_computed_tokens"]}
     inputs |= {name: step[name] for name in ("positions", "rows") if step[name] is not None}
     staged = {name.upper(): value for name, value in inputs.items() if name in step["staged"]}
@@ -186,7 +192,7 @@ def run_step(form, step, shape):
         for name in INPUTS
     ]
     has_rows = step["rows"] is not None and "ROWS" not in staged
-    out = outputs(step["world"], step["max_num_tokens"], step["slot_dtype"])
+    out = outputs(step["world"], step["max_num_tokens"], step["slot_dtype"]) | given
     args = (
         staging_buffer(header, **staged),
         step["world"].geometry,
@@ -266,7 +272,9 @@ def test_a_separate_call_maps_given_positions_and_pads_the_tail(form, step):
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(step=steps(), seed=st.integers(0, 2**32 - 1), shape=launches | narrow_launches)
 def test_no_device_input_leads_astray(form, step, seed, shape):
-    """Whatever the device arrays hold, a slot is PAD or one of a live block, and nothing else is touched."""
+    """Whatever the device arrays hold, a slot is PAD or one of a live block, a token's request is one of the
+    batch, a local length is a share of the length, and nothing else is touched.
+    """
     rng = np.random.default_rng(seed)
     num_reqs = len(step["query_start_loc"]) - 1
     step |= {
@@ -279,10 +287,13 @@ def test_no_device_input_leads_astray(form, step, seed, shape):
         step["positions"] = _any_int(rng, np.int64, step["max_num_tokens"])
     live = [_live_slots(step, g) for g in range(len(step["world"].groups))]
 
-    slots = run_step(form, step, shape)["slots"]
+    out = run_step(form, step, shape)
 
-    for g in range(len(slots)):
-        assert set(slots[g].tolist()) <= live[g]
+    assert set(out["step_token_reqs"].tolist()) <= {STALE, 0, *range(num_reqs)}
+    for g, group in enumerate(step["world"].groups):
+        assert set(out["slots"][g].tolist()) <= live[g]
+        shares = [expected_local_length(group, length) for length in out["step_seq_lens"][:num_reqs].tolist()]
+        assert shares == out["step_local_seq_lens"][g, :num_reqs].tolist()
 
 
 def test_the_devices_token_count_is_capped(form):

@@ -20,6 +20,7 @@ from .models import (
     below_window,
     everything,
     expand,
+    local_length,
     positions_of,
     requests_of,
     slot_of,
@@ -308,12 +309,18 @@ class TableMachine(RuleBasedStateMachine):
                     dead = below_window(computed[i], len(ids), spec, used.context_parallel)
                 shown.append([0] * dead + ids[dead:])
             tables.append(shown)
+        seq_lens = [c + int(n) for c, n in zip(computed, np.diff(starts), strict=True)]
         return {
             "tables": tables,
             "slots": self.slots(used, tables, starts, positions),
             "positions": positions,
+            "token_reqs": requests_of(starts),
             "query_start_loc": starts.tolist(),
-            "seq_lens": [c + int(n) for c, n in zip(computed, np.diff(starts), strict=True)],
+            "seq_lens": seq_lens,
+            "local_seq_lens": [
+                [local_length(length, spec, used.context_parallel) for length in seq_lens]
+                for spec in self.specs
+            ],
         }
 
     def slots(self, used, tables, starts, positions):
@@ -342,6 +349,7 @@ class TableMachine(RuleBasedStateMachine):
     def check_step(self, step, expected, padded, tokens_padded):
         num_tokens = len(expected["positions"])
         tokens_padded = num_tokens if tokens_padded is None else tokens_padded
+        num_padding = padded - len(expected["seq_lens"])
         assert (padded, tokens_padded) == (step.num_reqs_padded, step.num_tokens_padded)
         for g, spec in enumerate(self.specs):
             shown = expected["tables"][g]
@@ -352,10 +360,12 @@ class TableMachine(RuleBasedStateMachine):
                 np.testing.assert_array_equal(expand(table, ratio, stride), kernel_table)
             slots = expected["slots"][g] + [PAD_SLOT_ID] * (tokens_padded - num_tokens)
             np.testing.assert_array_equal(slots, to_numpy(step.slot_mapping(g)))
-        positions = expected["positions"] + [0] * (tokens_padded - num_tokens)
+            local = expected["local_seq_lens"][g] + [0] * num_padding
+            np.testing.assert_array_equal(local, to_numpy(step.local_seq_lens(g)))
+        for name, array in (("positions", step.positions), ("token_reqs", step.token_to_req_indices)):
+            values = expected[name] + [0] * (tokens_padded - num_tokens)
+            np.testing.assert_array_equal(values, to_numpy(array), name)
         starts, lengths = expected["query_start_loc"], expected["seq_lens"]
-        np.testing.assert_array_equal(positions, to_numpy(step.positions))
-        num_padding = padded - len(lengths)
         np.testing.assert_array_equal(starts + starts[-1:] * num_padding, to_numpy(step.query_start_loc))
         np.testing.assert_array_equal(lengths + [0] * num_padding, to_numpy(step.seq_lens))
 
@@ -421,7 +431,16 @@ class TableMachine(RuleBasedStateMachine):
                         expected = table_of(shown, self.mirror.widths[g])
                         actual = to_numpy(outputs.shown.block_table(g, self.num_rows))
                         np.testing.assert_array_equal(expected, actual)
-                for name in ("positions", "query_start_loc", "seq_lens"):
+                    if "local_seq_lens" in kept:
+                        lengths = kept["local_seq_lens"][g]
+                        actual = to_numpy(outputs.line("local_seq_lens", g, len(lengths)))
+                        np.testing.assert_array_equal(lengths, actual)
+                for name in ("positions", "token_reqs"):
+                    if name in kept:
+                        whole = kept[name] + [0] * (self.max_tokens - len(kept[name]))
+                        actual = to_numpy(outputs.view(name, self.max_tokens))
+                        np.testing.assert_array_equal(whole, actual, "0 past the last token")
+                for name in ("query_start_loc", "seq_lens"):
                     if name in kept:
                         actual = to_numpy(outputs.view(name, len(kept[name])))
                         np.testing.assert_array_equal(kept[name], actual)

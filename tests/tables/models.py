@@ -52,6 +52,12 @@ def below_window(num_computed, count, spec, context_parallel):
     return sum((column + 1) * size - 1 < first_seen for column in range(count))
 
 
+def local_length(length, spec, context_parallel):
+    """How many of a sequence's positions this rank holds, counted one by one."""
+    world, rank, interleave = shard(spec, context_parallel)
+    return sum((p // interleave) % world == rank for p in range(length))
+
+
 def requests_of(query_start_loc):
     """Request of each token."""
     return [i for i, n in enumerate(np.diff(query_start_loc).tolist()) for _ in range(n)]
@@ -71,6 +77,7 @@ def everything(table):
     for outputs in committer.outputs:
         device += [outputs.shown.tables, outputs.shown.kernel_tables, outputs.shown.num_blocks]
         device += [outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc]
+        device += [outputs.token_reqs, outputs.local_seq_lens]
     host = [*state, committer.versions]
     host += [array for outputs in committer.outputs for array in (outputs.batch, outputs.seen)]
     counters = [table.num_h2d_copies, table.num_h2d_bytes]
