@@ -57,6 +57,8 @@ enum group_geometry {
 
 enum kernel_view { VIEW_OFFSET = 0, VIEW_RATIO = 1, VIEW_STRIDE = 2, VIEW_WORDS = 3 };
 
+enum state_group { STATE_GROUP = 0, STATE_BY_POSITION = 1, STATE_DRAFTS = 2, STATE_OFFSET = 3, STATE_WORDS = 4 };
+
 // A section of the staging buffer, or the device array where the step does not carry it.
 __device__ __forceinline__ const int* section(const int* staging, int word, const int* device_array)
 {

@@ -7,7 +7,16 @@ captured launch right for whatever a later replay finds in the staging header.
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["BLOCK_THREADS", "GRIDS", "Grid", "apply_writes", "expand_blocks", "gather_rows", "slot_mapping"]
+__all__ = [
+    "BLOCK_THREADS",
+    "GRIDS",
+    "Grid",
+    "apply_writes",
+    "expand_blocks",
+    "gather_rows",
+    "slot_mapping",
+    "state_indices",
+]
 
 Grid = tuple[int, int]
 
@@ -34,6 +43,11 @@ def gather_rows(num_positions: int, num_groups: int) -> Grid:
     return _grid(num_positions, _GATHER_TILE, num_groups)
 
 
+def state_indices(num_reqs: int, num_states: int) -> Grid:
+    """One thread per batch position and state group, for at most that many, padding included."""
+    return _grid(num_reqs, BLOCK_THREADS, num_states)
+
+
 def expand_blocks(num_kernel_ids: int) -> Grid:
     """One thread per kernel block id."""
     return _grid(num_kernel_ids, BLOCK_THREADS)
@@ -45,5 +59,6 @@ def _grid(work: int, per_block: int, num_groups: int = 1) -> Grid:
 
 
 GRIDS: Final[dict[str, Callable[..., Grid]]] = {
-    function.__name__: function for function in (apply_writes, slot_mapping, gather_rows, expand_blocks)
+    function.__name__: function
+    for function in (apply_writes, slot_mapping, gather_rows, state_indices, expand_blocks)
 }

@@ -59,3 +59,10 @@ VIEW_OFFSET: Final = 0  # first element of the view's table in the kernel-table 
 VIEW_RATIO: Final = 1  # kernel blocks in a manager block
 VIEW_STRIDE: Final = 2  # kernel blocks from one manager block to the next
 VIEW_WORDS: Final = 3
+
+# --- groups of recurrent states, int64 [num_states, STATE_WORDS] --------------------------------
+STATE_GROUP: Final = 0
+STATE_BY_POSITION: Final = 1  # 0 = one running state in column 0; 1 = position p's in column p // block_size
+STATE_DRAFTS: Final = 2  # columns behind the running state, one for each draft token
+STATE_OFFSET: Final = 3  # first element of its [max_num_reqs, 1 + drafts] table in the arena of indices
+STATE_WORDS: Final = 4

@@ -34,6 +34,10 @@ class Geometry:
         Size of that arena.
     groups : int64 [max(num_groups, 1), GEOMETRY_WORDS]
     views : int64 [num_views, VIEW_WORDS]
+    states : int64 [num_states, STATE_WORDS]
+        The groups of recurrent states, in the order of their groups.
+    num_state_elements : int
+        Size of the arena of their state indices.
     """
 
     specs: tuple[KVCacheGroupSpec, ...]
@@ -46,6 +50,8 @@ class Geometry:
     num_kernel_elements: int
     groups: npt.NDArray[np.int64]
     views: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int64]
+    num_state_elements: int
 
     @classmethod
     def build(
@@ -100,12 +106,23 @@ class Geometry:
             kernel_end,
             groups,
             np.array(views, np.int64).reshape(-1, layout.VIEW_WORDS),
+            *_states(specs, max_num_reqs),
         )
 
     @property
     def has_windows(self) -> bool:
         """Whether some group hands out NULL below a sliding window."""
         return bool((self.groups[:, layout.WINDOW_REACH] >= 0).any())
+
+
+def _states(specs: Sequence[KVCacheGroupSpec], max_num_reqs: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Describe the state groups, and return with them the size of the arena of their indices."""
+    states, end = [], 0
+    for g, spec in enumerate(specs):
+        if spec.state_mode is not None:
+            states.append((g, spec.state_mode != "none", spec.num_speculative_blocks, end))
+            end = _aligned(end + max_num_reqs * (1 + spec.num_speculative_blocks))
+    return np.array(states, np.int64).reshape(-1, layout.STATE_WORDS), end
 
 
 def slot_stride(max_num_batched_tokens: int) -> int:
