@@ -82,6 +82,27 @@ __device__ __forceinline__ unsigned operator/(unsigned n, divisor_t by)
     return by.shift >= 0 ? n >> by.shift : n / by.value;
 }
 
+// The context-parallel world of a group, and this rank's place in it.
+struct shard_t {
+    unsigned world, rank, interleave;
+    divisor_t by_interleave, by_world;
+};
+
+__device__ __forceinline__ shard_t shard_of(const long long* group)
+{
+    const unsigned world = (unsigned)group[CP_WORLD], interleave = (unsigned)group[CP_INTERLEAVE];
+    return {world, (unsigned)group[CP_RANK], interleave, divisor(interleave), divisor(world)};
+}
+
+// Positions below `length` that lie on the rank: whole rounds over the ranks, and its part of the last.
+__device__ __forceinline__ int local_length(int length, const shard_t& shard)
+{
+    if (shard.world == 1 || length <= 0) return max(length, 0);
+    const unsigned round = (unsigned)length / shard.by_interleave / shard.by_world;
+    const long long before = ((long long)round * shard.world + shard.rank) * shard.interleave;
+    return (int)(round * shard.interleave + min(max(length - before, 0LL), (long long)shard.interleave));
+}
+
 // Write one manager block as kernel blocks into every view of its group; place = position * width + column.
 __device__ __forceinline__ void expand_column(
     int block_id, long long place, const long long* group, const long long* views, int* kernel_tables)

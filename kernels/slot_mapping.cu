@@ -32,11 +32,10 @@ struct alignas(sizeof(T) * TILE) tile_t {
     T at[TILE];
 };
 
-struct group_t {
+struct group_t : shard_t {
     const long long* geometry;
     long long block_size, virtual_size, max_position;  // positions fit 31 bits below, and divide in 32
-    unsigned world, rank, interleave;
-    divisor_t by_virtual_size, by_interleave, by_world;
+    divisor_t by_virtual_size;
 };
 
 struct request_t {
@@ -55,14 +54,10 @@ struct inputs_t {
 
 __device__ __forceinline__ group_t group_of(const long long* geometry)
 {
-    group_t group;
-    group.geometry = geometry;
-    group.world = (unsigned)geometry[CP_WORLD], group.rank = (unsigned)geometry[CP_RANK];
-    group.interleave = (unsigned)geometry[CP_INTERLEAVE];
+    group_t group = {shard_of(geometry), geometry};
     group.block_size = geometry[BLOCK_SIZE], group.virtual_size = group.block_size * group.world;
     group.max_position = geometry[SLOTS_ENABLED] ? min(geometry[MAX_MODEL_LEN], MAX_INT32) : 0;
     group.by_virtual_size = divisor((unsigned)min(group.virtual_size, MAX_INT32));
-    group.by_interleave = divisor(group.interleave), group.by_world = divisor(group.world);
     return group;
 }
 
@@ -132,15 +127,6 @@ __device__ __forceinline__ void map_tokens(
             if (step_positions) step_positions[t] = p.at[0], step_token_reqs[t] = reqs.at[0];
         }
     }
-}
-
-// Positions below `length` that lie on the group's rank: whole rounds over the ranks, and its part of the last.
-__device__ __forceinline__ int local_length(int length, const group_t& group)
-{
-    if (group.world == 1 || length <= 0) return max(length, 0);
-    const unsigned round = (unsigned)length / group.by_interleave / group.by_world;
-    const long long before = ((long long)round * group.world + group.rank) * group.interleave;
-    return (int)(round * group.interleave + min(max(length - before, 0LL), (long long)group.interleave));
 }
 
 extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(

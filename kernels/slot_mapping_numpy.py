@@ -105,7 +105,7 @@ def slot_mapping(
         step_seq_lens[:num_reqs] = num_computed_tokens[:num_reqs] + np.diff(starts)
         step_seq_lens[num_reqs:fill] = 0
         for g, group in enumerate(geometry):
-            step_local_seq_lens[g, :num_reqs] = _local_lengths(group, step_seq_lens[:num_reqs])
+            step_local_seq_lens[g, :num_reqs] = local_lengths(group, step_seq_lens[:num_reqs])
             step_local_seq_lens[g, num_reqs:fill] = 0
 
 
@@ -124,7 +124,8 @@ def _slots(group: Array, tables: Array, num_blocks: Array, row: Array, p: Array)
     return np.where(block != 0, block * size + o // (world * interleave) * interleave + o % interleave, -1)
 
 
-def _local_lengths(group: Array, seq_lens: Array) -> Array:
+def local_lengths(group: Array, seq_lens: Array) -> Array:
+    """Return the share of each length that lies on the group's rank."""
     world, interleave = group[CP_WORLD], group[CP_INTERLEAVE]
     length = np.maximum(seq_lens.astype(np.int64), 0)
     base = length // interleave // world * interleave

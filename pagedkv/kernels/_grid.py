@@ -15,6 +15,7 @@ __all__ = [
     "expand_blocks",
     "gather_rows",
     "slot_mapping",
+    "split_batch",
     "state_indices",
 ]
 
@@ -48,6 +49,11 @@ def state_indices(num_reqs: int, num_states: int) -> Grid:
     return _grid(num_reqs, BLOCK_THREADS, num_states)
 
 
+def split_batch(num_tokens: int, num_reqs: int, num_groups: int) -> Grid:
+    """One thread per token (and per entry of query_start_loc) of a micro-batch."""
+    return slot_mapping(num_tokens, num_reqs, num_groups)
+
+
 def expand_blocks(num_kernel_ids: int) -> Grid:
     """One thread per kernel block id."""
     return _grid(num_kernel_ids, BLOCK_THREADS)
@@ -60,5 +66,5 @@ def _grid(work: int, per_block: int, num_groups: int = 1) -> Grid:
 
 GRIDS: Final[dict[str, Callable[..., Grid]]] = {
     function.__name__: function
-    for function in (apply_writes, slot_mapping, gather_rows, state_indices, expand_blocks)
+    for function in (apply_writes, slot_mapping, gather_rows, state_indices, split_batch, expand_blocks)
 }

@@ -14,6 +14,7 @@ FILES = (
     "test_gather_rows.py",
     "test_grid.py",
     "test_slot_mapping.py",
+    "test_split_batch.py",
     "test_state_indices.py",
 )
 _SETTINGS = ("PAGEDKV_", "NUMBA_", "PYTEST_", "COVERAGE_")

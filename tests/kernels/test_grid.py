@@ -12,6 +12,7 @@ from pagedkv.kernels._grid import (
     expand_blocks,
     gather_rows,
     slot_mapping,
+    split_batch,
     state_indices,
 )
 
@@ -45,6 +46,11 @@ def test_gather_rows_has_a_block_for_four_positions_of_a_group(positions, groups
 @pytest.mark.parametrize(("reqs", "num_states", "x"), [(0, 1, 1), (256, 3, 1), (257, 3, 2), (10**9, 2, 330)])
 def test_state_indices_has_a_thread_for_each_position_of_a_state_group(reqs, num_states, x):
     assert state_indices(reqs, num_states) == (x, num_states)
+
+
+@pytest.mark.parametrize(("tokens", "reqs", "x"), [(0, 0, 1), (256, 0, 1), (3, 256, 2), (10**9, 5, 220)])
+def test_split_batch_has_a_thread_for_each_token_and_row(tokens, reqs, x):
+    assert split_batch(tokens, reqs, 3) == (x, 3)
 
 
 @pytest.mark.parametrize(("ids", "x"), [(0, 1), (256, 1), (257, 2)])

@@ -16,7 +16,8 @@ def cu_text(op):
 
 
 def test_the_operations_are_those_of_the_folder():
-    expected = {"apply_writes", "expand_blocks", "gather_rows", "slot_mapping", "state_indices"}
+    expected = {"apply_writes", "expand_blocks", "gather_rows"}
+    expected |= {"slot_mapping", "split_batch", "state_indices"}
     assert expected <= set(operations())
     assert set(operations()) == {path.name.removesuffix("_numpy.py") for path in HOME.glob("*_numpy.py")}
     assert set(operations()) == {path.name.removesuffix("_numba.py") for path in HOME.glob("*_numba.py")}
