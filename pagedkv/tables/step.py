@@ -9,6 +9,7 @@ from pagedkv.constants import PAD_SLOT_ID
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry, slot_stride
 from pagedkv.tables.pack import HAS_WINDOWS, MAX_TOKENS, OUT, SEEN_WORDS
+from pagedkv.tables.state_outputs import StateOutputs
 
 __all__ = ["OutputSet", "Step"]
 
@@ -40,6 +41,7 @@ class OutputSet:
         self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
         self.token_reqs = backend.zeros(self.max_num_tokens, np.int32)
         self.local_seq_lens = backend.zeros((num_groups, max_num_reqs), np.int32)
+        self.states = StateOutputs(backend, geometry)
         # What is shown where (host): row and its version at each batch position.
         self.batch = np.full((2, max_num_reqs if self.is_stable else 0), -1, np.int64)
         self.seen = np.zeros(SEEN_WORDS, np.int64)
@@ -150,6 +152,34 @@ class Step:
         The same as `seq_lens` where the group is not sharded; 0 in the padding and for a negative length.
         """
         return self._outputs.line("local_seq_lens", group, self.num_reqs_padded)
+
+    def state_indices(self, group: int) -> Any:
+        """Blocks of the states that the step writes, int32 [num_reqs_padded, 1 + num_speculative_blocks].
+
+        Of the last token's column ("align", "all") or of column 0 ("none"), then of one column behind it for
+        each draft; NULL past the row's blocks and in the padding.
+
+        Raises
+        ------
+        ValueError
+            The group holds no states.
+        """
+        return self._outputs.states.indices(group, self.num_reqs_padded)
+
+    def initial_state_indices(self, group: int) -> Any:
+        """Block of the state before the step, int32 [num_reqs_padded]; NULL where nothing is computed yet.
+
+        NULL in the padding as well; errors as `state_indices`.
+        """
+        return self._outputs.states.initial_indices(group, self.num_reqs_padded)
+
+    def state_columns(self, group: int) -> Any:
+        """Columns of a state group's table that the step touches, int32 [3, num_reqs_padded].
+
+        Those of the last computed token (-1 = none), of the first and of the last scheduled one: no column
+        but 0 in the mode "none", and -1, 0, 0 in the padding. Errors as `state_indices`.
+        """
+        return self._outputs.states.columns(group, self.num_reqs_padded)
 
     @property
     def token_to_req_indices(self) -> Any:

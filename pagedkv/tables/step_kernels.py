@@ -1,7 +1,7 @@
 """StepKernels: the kernels of a step, bound to a table set's device arrays."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,13 @@ _MOST_BOUND = 64
 Launch = Callable[[tuple[int, int], Any], None]
 
 
+class _Bound(NamedTuple):
+    apply_writes: Launch
+    gather_rows: Launch
+    slot_mapping: Launch
+    state_indices: Launch | None  # where there are groups of states
+
+
 class Staging:
     """The device's end of the copy, and the kernels bound to it.
 
@@ -31,11 +38,11 @@ class Staging:
 
     def __init__(self, backend: Any, num_words: int) -> None:
         self.words = backend.zeros(num_words, np.int32)
-        self.bound: dict[Any, tuple[Launch, Launch, Launch]] = {}
+        self.bound: dict[Any, _Bound] = {}
 
 
 class StepKernels:
-    """Binds and launches apply_writes, gather_rows and slot_mapping over one table set.
+    """Binds and launches apply_writes, gather_rows, slot_mapping and state_indices over one table set.
 
     Parameters
     ----------
@@ -50,7 +57,8 @@ class StepKernels:
         self.stored = DeviceTables(backend, geometry, with_views=with_views)
         self._groups, self._views = backend.asarray(geometry.groups), backend.asarray(geometry.views)
         self._no_ints, self._no_positions = backend.zeros(1, np.int32), backend.zeros(1, np.int64)
-        self._num_groups = len(geometry.groups)
+        self._states = backend.asarray(geometry.states)
+        self._num_groups, self._num_states = len(geometry.groups), len(geometry.states)
 
     def run(self, buffer: HostBuffer, staging: Staging, sizes: Sizes, outputs: OutputSet, device: Any) -> Any:
         """Return ``run(stream)``, which enqueues the copy and the kernels of a step of these sizes.
@@ -58,23 +66,25 @@ class StepKernels:
         `device` holds the device forms of query_start_loc, num_computed_tokens and positions, or None
         for what the copy carries.
         """
-        apply_writes, gather_rows, slot_mapping = self._kernels(staging, outputs, device)
+        bound, max_num_reqs = self._kernels(staging, outputs, device), self._geometry.max_num_reqs
 
         def run(stream: Any) -> None:
             self._backend.copy(staging.words, buffer, sizes.words, stream)
             if sizes.writes:
-                apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
+                bound.apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
             if sizes.positions:
-                gather_rows(grids.gather_rows(sizes.positions, self._num_groups), stream)
+                bound.gather_rows(grids.gather_rows(sizes.positions, self._num_groups), stream)
             tokens = max(sizes.tokens, 1)
-            slot_mapping(grids.slot_mapping(tokens, self._geometry.max_num_reqs, self._num_groups), stream)
+            bound.slot_mapping(grids.slot_mapping(tokens, max_num_reqs, self._num_groups), stream)
+            if bound.state_indices is not None:
+                bound.state_indices(grids.state_indices(max_num_reqs, self._num_states), stream)
 
         return run
 
     def apply_writes(self, staging: Staging, sizes: Sizes, outputs: OutputSet, stream: Any) -> None:
         """Launch apply_writes alone over a staging array that was copied."""
-        apply_writes, _, _ = self._kernels(staging, outputs, (None, None, None))
-        apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
+        bound = self._kernels(staging, outputs, (None, None, None))
+        bound.apply_writes(grids.apply_writes(sizes.words // WRITE_WORDS), stream)
 
     def slot_mapping(
         self, staging: Staging, outputs: OutputSet, inputs: Any, scalars: tuple[int, ...], stream: Any
@@ -91,7 +101,7 @@ class StepKernels:
         )
         launch(grids.slot_mapping(max(scalars[2], 1), 0, self._num_groups), stream)
 
-    def _kernels(self, staging: Staging, outputs: OutputSet, device: Any) -> tuple[Launch, Launch, Launch]:
+    def _kernels(self, staging: Staging, outputs: OutputSet, device: Any) -> _Bound:
         key = (id(outputs), *(0 if array is None else array.data.ptr for array in device))
         bound = staging.bound.get(key)
         if bound is None:
@@ -100,13 +110,13 @@ class StepKernels:
             bound = staging.bound[key] = self._bind(staging, outputs, device)
         return bound
 
-    def _bind(self, staging: Staging, outputs: OutputSet, device: Any) -> tuple[Launch, Launch, Launch]:
+    def _bind(self, staging: Staging, outputs: OutputSet, device: Any) -> _Bound:
         stored, shown = self.stored, outputs.shown
         defaults = (self._no_ints, self._no_ints, self._no_positions)
         inputs = tuple(d if a is None else a for a, d in zip(device, defaults, strict=True))
         of_step = (staging.words, self._groups, self._views)
         source, target = (stored.tables, stored.num_blocks), (shown.tables, shown.num_blocks)
-        return (
+        return _Bound(
             self._backend.bind(
                 "apply_writes", (*of_step, shown.first_live, *source, *target, shown.kernel_tables)
             ),
@@ -114,6 +124,14 @@ class StepKernels:
                 "gather_rows", (*of_step, inputs[1], *source, *target, shown.first_live, shown.kernel_tables)
             ),
             self._bind_slots(staging, outputs, (*inputs, self._no_ints), target, (-1, 0, 0, 0)),
+            self._bind_states(staging, outputs, inputs[1], target) if self._num_states else None,
+        )
+
+    def _bind_states(self, staging: Staging, outputs: OutputSet, computed: Any, tables: Any) -> Launch:
+        of_step, states = (staging.words, self._groups, self._states), outputs.states
+        arrays = (states.all_indices, states.all_initial, states.all_columns)
+        return self._backend.bind(  # type: ignore[no-any-return]
+            "state_indices", (*of_step, computed, outputs.seq_lens, *tables, *arrays)
         )
 
     def _bind_slots(

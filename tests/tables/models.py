@@ -78,6 +78,7 @@ def everything(table):
         device += [outputs.shown.tables, outputs.shown.kernel_tables, outputs.shown.num_blocks]
         device += [outputs.slots, outputs.positions, outputs.seq_lens, outputs.query_start_loc]
         device += [outputs.token_reqs, outputs.local_seq_lens]
+        device += [outputs.states.all_indices, outputs.states.all_initial, outputs.states.all_columns]
     host = [*state, committer.versions]
     host += [array for outputs in committer.outputs for array in (outputs.batch, outputs.seen)]
     counters = [table.num_h2d_copies, table.num_h2d_bytes]
