@@ -43,8 +43,8 @@ class CapturedStep:
         out: int,
     ) -> None:
         geometry = committer.geometry
-        self._num_reqs = check_int("num_reqs_padded", num_reqs_padded, 0, geometry.max_num_reqs)
-        self._num_tokens = check_int(
+        self.num_reqs_padded = check_int("num_reqs_padded", num_reqs_padded, 0, geometry.max_num_reqs)
+        self.num_tokens_padded = check_int(
             "num_tokens_padded", num_tokens_padded, 0, geometry.max_num_batched_tokens
         )
         check_int("out", out, 0, len(committer.outputs) - 1)
@@ -84,8 +84,8 @@ class CapturedStep:
         """
         if self._awaits_replay:
             raise PagedKVError("captured step must be replayed, and mark_replayed called, before pack")
-        if check_int("num_reqs", num_reqs) > self._num_reqs:
-            raise CapacityError(f"num_reqs must be at most the captured {self._num_reqs}, got {num_reqs}")
+        if check_int("num_reqs", num_reqs) > self.num_reqs_padded:
+            raise CapacityError(f"num_reqs must be at most the captured {self.num_reqs_padded}, got {num_reqs}")
         committer = self._committer
         if (rows is None) == (committer.is_stable):
             raise ValueError("rows must be given exactly when the table has stable rows")
@@ -94,7 +94,7 @@ class CapturedStep:
             raise TypeError("a captured step's inputs must be host arrays, which travel in its own buffer")
         committer.backend.wait_for(self._buffer.event_id)
         key, num_tokens = committer.pack(
-            self._buffer, inputs, num_reqs, self._num_reqs, self._num_tokens, self._out
+            self._buffer, inputs, num_reqs, self.num_reqs_padded, self.num_tokens_padded, self._out
         )
         if key < 0:
             raise CapacityError(
@@ -104,7 +104,7 @@ class CapturedStep:
         self._awaits_replay = True
         committer.hold(self)
         outputs = committer.outputs[self._out]
-        return Step(outputs, self._buffer.event, num_reqs, self._num_reqs, num_tokens, self._num_tokens)
+        return Step(outputs, self._buffer.event, num_reqs, self.num_reqs_padded, num_tokens, self.num_tokens_padded)
 
     def mark_replayed(self, stream: Any = None) -> None:
         """Say that the graph was launched on `stream` after `pack`.

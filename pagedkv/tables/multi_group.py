@@ -12,6 +12,7 @@ from pagedkv.specs import ContextParallel, KVCacheGroupSpec, max_block_id, table
 from pagedkv.tables.block_table import BlockTable
 from pagedkv.tables.captured import CapturedStep
 from pagedkv.tables.committer import Committer
+from pagedkv.tables.flat_ids import flat_ids
 from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.joining import check_mirror, rows_of
 from pagedkv.tables.separate import compute_slot_mapping, output_set
@@ -167,11 +168,11 @@ class MultiGroupBlockTable:
         CapacityError, ValueError, TypeError
             As `add_rows`; no group was changed.
         """
-        self.rows_for_writing.add_rows([row], *_flat(block_ids, self.num_groups))
+        self.rows_for_writing.add_rows([row], *flat_ids(block_ids, self.num_groups))
 
     def append_row(self, block_ids: Sequence[Any], row: int) -> None:
         """Append to a row in every group: one list of ids a group, empty or None for nothing."""
-        self.rows_for_writing.append_rows([row], *_flat(block_ids, self.num_groups))
+        self.rows_for_writing.append_rows([row], *flat_ids(block_ids, self.num_groups))
 
     def clear_row(self, row: int) -> None:
         """Empty a row in every group."""
@@ -426,23 +427,3 @@ def _spec_of(group: Any) -> KVCacheGroupSpec:
             "(a manager's groups are manager.table_groups)"
         )
     return KVCacheGroupSpec(int(group))
-
-
-def _flat(block_ids: Any, num_groups: int) -> tuple[Any, Any]:
-    if not hasattr(block_ids, "__len__"):
-        raise TypeError(f"block_ids must hold one list a group, got {type(block_ids).__name__}")
-    if len(block_ids) != num_groups:
-        raise ValueError(
-            f"block_ids must hold one list for each of {num_groups} groups, got {len(block_ids)}"
-        )
-    lists = [np.empty(0, np.int32) if ids is None else np.asarray(ids) for ids in block_ids]
-    counts = [[-1 if ids is None else flat.size] for ids, flat in zip(block_ids, lists, strict=True)]
-    filled = [flat for flat in lists if flat.size]
-    for flat in filled:  # joined lists would hide a list of booleans
-        if flat.dtype.kind not in "iu":
-            raise TypeError(f"block_ids must hold integers, got dtype {flat.dtype}")
-        if flat.ndim != 1:
-            raise ValueError(f"block_ids must have one dimension, got shape {list(flat.shape)}")
-    return np.array(counts, np.int32).reshape(num_groups, 1), (
-        np.concatenate(filled) if filled else np.empty(0, np.int32)
-    )

@@ -1,0 +1,230 @@
+"""Compiled loops of the input batch: one pass over the running requests, one over the batch.
+
+What they work on comes as one address table (`addresses.address_table`) of
+
+    numbers  int64 [capacity, FIELDS]  one line per known request, by the slot of its handle
+    order    int64 [max_num_reqs]      slot at each position of the batch
+    setup    int64 [SETUP_WORDS]       sizes, limits and thresholds
+"""
+
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from pagedkv._rowops import find_fault, write_rows
+from pagedkv.addresses import int32_1d, int32_2d, int32_3d, int64_1d, int64_2d
+from pagedkv.compiled import compiled
+
+__all__ = [
+    "COMPUTED",
+    "DECODE_THRESHOLD",
+    "FIELDS",
+    "HANDLE",
+    "MAX_TOKENS",
+    "NUM_REQS",
+    "POSITION",
+    "PREFILL",
+    "PREVIOUS",
+    "ROW",
+    "SCHEDULED",
+    "SETUP_WORDS",
+    "SHORT_EXTEND_THRESHOLD",
+    "SLOT_MASK",
+    "STAMP",
+    "STEP",
+    "Code",
+    "advance",
+    "check_running",
+    "class_of",
+    "fill",
+    "is_ordered",
+    "set_running",
+]
+
+Array = Any
+
+SLOT_MASK: Final = 0xFFFFFFFF  # a handle is a slot and, above it, the generation of its use
+
+# --- a line of `numbers` ----------------------------------------------------------------------
+HANDLE: Final = 0  # -1: the slot is free
+POSITION: Final = 1  # in the batch; -1: not in it
+ROW: Final = 2  # table row; -1: none
+COMPUTED: Final = 3  # tokens in the cache before the step
+SCHEDULED: Final = 4  # tokens of the step; 0 out of the batch
+PREFILL: Final = 5  # tokens known when it was admitted
+STAMP: Final = 6  # the step that named it last
+PREVIOUS: Final = 7  # position in the batch before this one; -1: was not in it
+FIELDS: Final = 8
+
+# --- setup ------------------------------------------------------------------------------------
+NUM_REQS: Final = 0
+STEP: Final = 1  # of the last update, refused ones included
+MAX_TOKENS: Final = 2
+DECODE_THRESHOLD: Final = 3  # -1: the batch is not ordered
+SHORT_EXTEND_THRESHOLD: Final = 4
+SETUP_WORDS: Final = 5
+
+
+class Code(IntEnum):
+    """What a pass over the running requests came to."""
+
+    DONE = 0
+    CHANGES = 1  # somebody comes or goes: nothing was done
+    UNORDERED = 2  # done, but the batch has to be ordered
+    STALE = 3
+    REPEATED = 4
+    SCHEDULED = 5
+    COMPUTED = 6
+    SHAPE = 7
+    BLOCKS = 8
+
+
+_DONE, _CHANGES, _UNORDERED, _STALE, _REPEATED, _SCHEDULED, _COMPUTED, _SHAPE, _BLOCKS = (
+    int(c) for c in Code
+)
+
+
+@compiled
+def class_of(computed: int, scheduled: int, decode: int, short_extend: int) -> int:
+    """Place of a request in an ordered batch: 0 decode, 1 short extend, 2 long extend, 3 prefill."""
+    if computed <= 0:
+        return 3
+    return 0 if scheduled <= decode else 1 if scheduled <= short_extend else 2
+
+
+@compiled
+def check_running(
+    numbers: Array, handles: Array, scheduled: Array, computed: Array, step: int
+) -> tuple[int, int]:
+    """Look for faults of the running requests and stamp each; returns (code, place)."""
+    n = handles.size
+    if scheduled.size != n or computed.size not in (0, n):
+        return _SHAPE, n
+    code = _DONE
+    for i in range(n):
+        slot = handles[i] & SLOT_MASK
+        if slot >= numbers.shape[0] or numbers[slot, HANDLE] != handles[i]:
+            return _STALE, i
+        if numbers[slot, STAMP] == step:
+            return _REPEATED, i
+        numbers[slot, STAMP] = step
+        if scheduled[i] < 0:
+            return _SCHEDULED, i
+        if computed.size and computed[i] < 0:
+            return _COMPUTED, i
+        if numbers[slot, POSITION] < 0:
+            code = _CHANGES
+    return code, 0
+
+
+@compiled
+def set_running(numbers: Array, handles: Array, scheduled: Array, computed: Array) -> None:
+    """Let each running request go on by its step."""
+    for i in range(handles.size):
+        slot = handles[i] & SLOT_MASK
+        if computed.size:
+            numbers[slot, COMPUTED] = computed[i]
+        else:
+            numbers[slot, COMPUTED] += numbers[slot, SCHEDULED]
+        numbers[slot, SCHEDULED] = scheduled[i]
+        numbers[slot, PREVIOUS] = numbers[slot, POSITION]
+
+
+@compiled
+def _append(numbers: Array, mirror: Array, handles: Array, num_blocks: Array, block_ids: Array) -> bool:
+    # Only the few that take a block in this step are passed on: most counts are 0.
+    G, n = num_blocks.shape
+    takes = np.zeros(n, np.bool_)
+    for g in range(G):
+        for i in range(n):
+            takes[i] |= num_blocks[g, i] != 0
+    takers = np.flatnonzero(takes)
+    rows = np.empty(takers.size, np.int32)
+    lengths = np.empty((G, takers.size), np.int32)
+    for k in range(takers.size):
+        i = takers[k]
+        rows[k] = numbers[handles[i] & SLOT_MASK, ROW]
+        for g in range(G):
+            lengths[g, k] = num_blocks[g, i]
+    layout, counts = int64_2d(mirror, 1), int32_2d(mirror, 2)
+    if find_fault(layout, counts, rows, lengths, block_ids, False)[0]:
+        return False
+    tables = (int32_1d(mirror, 0), layout, counts, int32_3d(mirror, 3), int32_2d(mirror, 4))
+    return write_rows(*tables, rows, lengths, block_ids, False)
+
+
+@compiled
+def is_ordered(numbers: Array, order: Array, setup: Array) -> bool:
+    """Whether the batch stands in the order of its classes, where that is wanted."""
+    decode, short_extend = setup[DECODE_THRESHOLD], setup[SHORT_EXTEND_THRESHOLD]
+    last = 0
+    for position in range(setup[NUM_REQS] if decode >= 0 else 0):
+        line = numbers[order[position]]
+        place = class_of(line[COMPUTED], line[SCHEDULED], decode, short_extend)
+        if place < last:
+            return False
+        last = place
+    return True
+
+
+@compiled
+def advance(
+    state: Array,
+    mirror: Array,
+    handles: Array,
+    scheduled: Array,
+    computed: Array,
+    num_blocks: Array,
+    block_ids: Array,
+) -> tuple[int, int]:
+    """Take a step of running requests that are all in the batch; returns (code, place).
+
+    Everything is checked before anything is changed. `mirror` is `HostMirror.addresses`; num_blocks of
+    shape [0, 0] stands for no new blocks.
+    """
+    numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
+    setup[STEP] += 1
+    code, at = check_running(numbers, handles, scheduled, computed, setup[STEP])
+    if code == _DONE and handles.size != setup[NUM_REQS]:
+        code = _CHANGES
+    if code == _DONE and scheduled.sum() > setup[MAX_TOKENS]:
+        code = _SHAPE
+    if code != _DONE:
+        return code, at
+    if num_blocks.size or block_ids.size:
+        fits = num_blocks.shape[1] == handles.size
+        if not fits or not _append(numbers, mirror, handles, num_blocks, block_ids):
+            return _BLOCKS, 0
+    set_running(numbers, handles, scheduled, computed)
+    return _DONE if is_ordered(numbers, order, setup) else _UNORDERED, 0
+
+
+@compiled
+def fill(state: Array, host: Array, is_prefilling: Array, rows: Array, handles: Array) -> tuple[int, int]:
+    """Write a step's host arrays in batch order; returns (max_query_len, max_seq_len).
+
+    host int32 [3, num_reqs_padded + 1]: query_start_loc, seq_lens and num_computed_tokens. `rows` int32 and
+    `handles` int64, [num_reqs] each, are left out where empty.
+    """
+    numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
+    n = setup[NUM_REQS]
+    start, longest_query, longest = np.int64(0), np.int64(0), np.int64(0)
+    for i in range(n):
+        line = numbers[order[i]]
+        host[0, i], host[1, i], host[2, i] = start, line[COMPUTED] + line[SCHEDULED], line[COMPUTED]
+        is_prefilling[i] = line[COMPUTED] < line[PREFILL]
+        if rows.size:
+            rows[i] = line[ROW]
+        if handles.size:
+            handles[i] = line[HANDLE]
+        start += line[SCHEDULED]
+        longest_query, longest = (
+            max(longest_query, line[SCHEDULED]),
+            max(longest, line[COMPUTED] + line[SCHEDULED]),
+        )
+    for i in range(n, host.shape[1]):
+        host[0, i], host[1, i], host[2, i] = start, 0, 0
+    for i in range(n, is_prefilling.size):
+        is_prefilling[i] = False
+    return int(longest_query), int(longest)
