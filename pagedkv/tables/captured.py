@@ -85,7 +85,9 @@ class CapturedStep:
         if self._awaits_replay:
             raise PagedKVError("captured step must be replayed, and mark_replayed called, before pack")
         if check_int("num_reqs", num_reqs) > self.num_reqs_padded:
-            raise CapacityError(f"num_reqs must be at most the captured {self.num_reqs_padded}, got {num_reqs}")
+            raise CapacityError(
+                f"num_reqs must be at most the captured {self.num_reqs_padded}, got {num_reqs}"
+            )
         committer = self._committer
         if (rows is None) == (committer.is_stable):
             raise ValueError("rows must be given exactly when the table has stable rows")
@@ -104,7 +106,9 @@ class CapturedStep:
         self._awaits_replay = True
         committer.hold(self)
         outputs = committer.outputs[self._out]
-        return Step(outputs, self._buffer.event, num_reqs, self.num_reqs_padded, num_tokens, self.num_tokens_padded)
+        return Step(
+            outputs, self._buffer.event, num_reqs, self.num_reqs_padded, num_tokens, self.num_tokens_padded
+        )
 
     def mark_replayed(self, stream: Any = None) -> None:
         """Say that the graph was launched on `stream` after `pack`.
