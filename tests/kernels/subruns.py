@@ -16,6 +16,7 @@ FILES = (
     "test_slot_mapping.py",
     "test_split_batch.py",
     "test_state_indices.py",
+    "test_step_arrays.py",
 )
 _SETTINGS = ("PAGEDKV_", "NUMBA_", "PYTEST_", "COVERAGE_")
 

@@ -70,14 +70,14 @@ class TestLocalLengths:
             assert shares == [expected_local_length(group, length) for length in lengths]
 
     def test_chunks_that_reach_past_32_bits(self, form):
-        """Rank 2 starts at 2**31, past every length; rank 1 holds what lies past 2**30."""
+        """Ranks 2, 3 and 4 start at 2**31 and later, past every length; rank 1 holds what lies past 2**30."""
         lengths = [INT32.max, 2**30 + 1, 2**30, 7]
-        groups = [Group(2**30, width=1, cp=(3, rank, 2**30)) for rank in range(3)]
+        groups = [Group(2**30, width=1, cp=(5, rank, 2**30)) for rank in range(5)]
         step = decodes(groups, [length - 1 for length in lengths])
 
         local = run_step(form, step, ONE_BLOCK)["step_local_seq_lens"]
 
-        assert local.tolist() == [[2**30, 2**30, 2**30, 7], [2**30 - 1, 1, 0, 0], [0, 0, 0, 0]]
+        assert local.tolist() == [[2**30, 2**30, 2**30, 7], [2**30 - 1, 1, 0, 0], *[[0] * 4] * 3]
 
     def test_a_length_that_garbage_makes_negative_has_no_share(self, form):
         groups = [Group(4, width=1), Group(4, width=1, cp=(2, 0, 2)), Group(4, width=1, cp=(2, 1, 2))]
