@@ -24,6 +24,7 @@ from .models import (
     positions_of,
     requests_of,
     slot_of,
+    states_of,
     table_of,
     to_numpy,
 )
@@ -321,6 +322,10 @@ class TableMachine(RuleBasedStateMachine):
                 [local_length(length, spec, used.context_parallel) for length in seq_lens]
                 for spec in self.specs
             ],
+            "states": [
+                [states_of(spec, *request) for request in zip(shown, computed, seq_lens, strict=True)]
+                for spec, shown in zip(self.specs, tables, strict=True)
+            ],
         }
 
     def slots(self, used, tables, starts, positions):
@@ -362,12 +367,22 @@ class TableMachine(RuleBasedStateMachine):
             np.testing.assert_array_equal(slots, to_numpy(step.slot_mapping(g)))
             local = expected["local_seq_lens"][g] + [0] * num_padding
             np.testing.assert_array_equal(local, to_numpy(step.local_seq_lens(g)))
+            if spec.state_mode is not None:
+                empty = states_of(spec, [], 0, 0)
+                states = (step.state_indices(g), step.initial_state_indices(g), step.state_columns(g))
+                self.check_states(expected["states"][g] + [empty] * num_padding, states)
         for name, array in (("positions", step.positions), ("token_reqs", step.token_to_req_indices)):
             values = expected[name] + [0] * (tokens_padded - num_tokens)
             np.testing.assert_array_equal(values, to_numpy(array), name)
         starts, lengths = expected["query_start_loc"], expected["seq_lens"]
         np.testing.assert_array_equal(starts + starts[-1:] * num_padding, to_numpy(step.query_start_loc))
         np.testing.assert_array_equal(lengths + [0] * num_padding, to_numpy(step.seq_lens))
+
+    def check_states(self, expected, states):
+        written, before, columns = map(to_numpy, states)
+        assert [line for line, _, _ in expected] == written.tolist()
+        assert [block for _, block, _ in expected] == before.tolist()
+        assert [list(line) for _, _, line in expected] == columns.T.tolist()
 
     def keep(self, used, out, expected):
         kept = dict(expected)
@@ -435,6 +450,10 @@ class TableMachine(RuleBasedStateMachine):
                         lengths = kept["local_seq_lens"][g]
                         actual = to_numpy(outputs.line("local_seq_lens", g, len(lengths)))
                         np.testing.assert_array_equal(lengths, actual)
+                    if "states" in kept and self.specs[g].state_mode is not None:
+                        held, num = outputs.states, len(kept["states"][g])
+                        states = held.indices(g, num), held.initial_indices(g, num), held.columns(g, num)
+                        self.check_states(kept["states"][g], states)
                 for name in ("positions", "token_reqs"):
                     if name in kept:
                         whole = kept[name] + [0] * (self.max_tokens - len(kept[name]))

@@ -26,7 +26,7 @@ def expand(table, ratio, stride):
 
 def shard(spec, context_parallel):
     """(world, rank, interleave) in which a group lives."""
-    if not spec.cp_sharded:
+    if not spec.cp_sharded or spec.state_mode is not None:
         return 1, 0, 1
     return context_parallel.world_size, context_parallel.rank, context_parallel.interleave
 
@@ -35,7 +35,7 @@ def slot_of(position, block_ids, spec, context_parallel, max_model_len):
     """Where a token is written: the tokens of a virtual block are dealt out to the ranks one by one."""
     world, rank, interleave = shard(spec, context_parallel)
     column, offset = divmod(position, spec.block_size * world)
-    if not spec.slot_mapping or not 0 <= position < max_model_len:
+    if not spec.slot_mapping or spec.state_mode is not None or not 0 <= position < max_model_len:
         return PAD_SLOT_ID
     if column >= len(block_ids) or block_ids[column] == NULL_BLOCK_ID:
         return PAD_SLOT_ID
@@ -56,6 +56,19 @@ def local_length(length, spec, context_parallel):
     """How many of a sequence's positions this rank holds, counted one by one."""
     world, rank, interleave = shard(spec, context_parallel)
     return sum((p // interleave) % world == rank for p in range(length))
+
+
+def states_of(spec, block_ids, num_computed, length):
+    """One request's states: blocks written, block before the step, columns (before, first, last written)."""
+    size = 2**62 if spec.state_mode == "none" else spec.block_size  # or all tokens lie in column 0
+
+    def block(column):
+        return block_ids[column] if 0 <= column < len(block_ids) else NULL_BLOCK_ID
+
+    before = (num_computed - 1) // size if num_computed > 0 else -1
+    first, last = max(num_computed, 0) // size, max(length - 1, 0) // size
+    written = [block(last + j) for j in range(1 + spec.num_speculative_blocks)]
+    return written, block(before), (before, first, last)
 
 
 def requests_of(query_start_loc):

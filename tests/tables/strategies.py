@@ -19,13 +19,16 @@ def group_specs(draw, interleave=1):
     sharded = draw(st.booleans())
     sizes = [size for size in BLOCK_SIZES if not sharded or size % interleave == 0]
     size = draw(st.sampled_from(sizes))
+    state_mode = draw(st.sampled_from([None, None, None, "none", "align", "all"]))
     return KVCacheGroupSpec(
         size,
         tuple(draw(st.lists(kernel_views(size), max_size=2))),
         cp_sharded=sharded,
         slot_mapping=draw(st.integers(0, 5)) > 0,
         max_num_blocks_per_req=draw(st.none() | st.integers(1, 9)),
-        sliding_window=draw(st.none() | st.integers(1, 40)),
+        sliding_window=draw(st.none() | st.integers(1, 40)) if state_mode is None else None,
+        state_mode=state_mode,
+        num_speculative_blocks=0 if state_mode is None else draw(st.integers(0, 2)),
     )
 
 
