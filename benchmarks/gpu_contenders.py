@@ -5,8 +5,6 @@ fences, sends one copy a group and one for the step's small inputs, and maps slo
 group. A floor does nothing but launch a captured graph: an empty one, or one with a single copy.
 """
 
-import time
-
 import numpy as np
 
 import pagedkv
@@ -181,40 +179,14 @@ class Floor:
         pass
 
 
-class Clock:
-    """Microseconds of one contender's steps: until the call returns, and until the device is done."""
+class Steps:
+    """Arguments of a contender's steps, one after the other, with room in every row."""
 
-    def __init__(self, contender, traffic, stream):
-        self.contender, self.traffic, self.stream = contender, traffic, stream
-        self.host, self.done = [], []
-        self.step = 0
+    def __init__(self, contender, traffic):
+        self.contender, self.traffic, self.num = contender, traffic, 0
 
-    def prepare(self):
-        """Return the next step's arguments, with the device idle and room in every row."""
-        if self.step % self.traffic.steps_until_full == 0:
+    def next(self):
+        if self.num % self.traffic.steps_until_full == 0:
             self.contender.reset()
-        arguments = self.traffic.taking(self.step), self.traffic.new_ids()
-        self.step += 1
-        self.stream.synchronize()
-        return arguments
-
-    def run(self, rounds, *, keep=True):
-        for _ in range(rounds):
-            rows, ids = self.prepare()
-            began = time.perf_counter()
-            self.contender.step(rows, ids)
-            returned = time.perf_counter()
-            self.stream.synchronize()
-            finished = time.perf_counter()
-            if keep:
-                self.host.append(1e6 * (returned - began))
-                self.done.append(1e6 * (finished - began))
-
-    def figures(self):
-        """Return median and 99th percentile of both, in microseconds."""
-        return {
-            "host_us_p50": round(float(np.median(self.host)), 2),
-            "host_us_p99": round(float(np.percentile(self.host, 99)), 2),
-            "done_us_p50": round(float(np.median(self.done)), 2),
-            "done_us_p99": round(float(np.percentile(self.done, 99)), 2),
-        }
+        self.num += 1
+        return self.traffic.taking(self.num - 1), self.traffic.new_ids()

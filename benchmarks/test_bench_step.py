@@ -4,7 +4,6 @@ The contenders take turns of a few dozen steps, because the clock of a shared ma
 figures of one test with each other, not with those of another.
 """
 
-import gc
 import time
 from types import SimpleNamespace
 
@@ -13,11 +12,11 @@ import pytest
 
 from pagedkv.backends import why_unavailable
 
-from .gpu_contenders import ByHand, Clock, Floor, Pagedkv, Traffic
+from .gpu_contenders import ByHand, Floor, Pagedkv, Steps, Traffic
+from .turns import CHUNK, Clock, take_turns
 
 pytestmark = pytest.mark.gpu
 
-CHUNK = 40
 STEPS = [
     (32, 4096, 1),
     (256, 4096, 1),
@@ -39,27 +38,8 @@ def cupy():
     return pytest.importorskip("cupy")
 
 
-def take_turns(clocks, benchmark, mine):
-    """Let all contenders run in chunks; the benchmark fixture times the steps of one of them."""
-    for clock in clocks.values():
-        clock.run(CHUNK, keep=False)
-    rounds = 1 if benchmark.disabled else 25 * CHUNK
-    state = {"round": 0}
-
-    def setup():
-        if state["round"] % CHUNK == 0:
-            for name, clock in clocks.items():  # whole rows take so long that a few rounds tell
-                clock.run(2 if benchmark.disabled else CHUNK // 8 if name == "by hand" else CHUNK)
-        state["round"] += 1
-        return clocks[mine].prepare(), {}
-
-    gc.disable()
-    try:
-        benchmark.pedantic(clocks[mine].contender.step, setup=setup, rounds=rounds)
-    finally:
-        gc.enable()
-    for name, clock in clocks.items():
-        benchmark.extra_info[name] = clock.figures()
+def clock_of(contender, traffic, stream):
+    return Clock(contender, Steps(contender, traffic).next, stream)
 
 
 @pytest.mark.parametrize(("num_reqs", "context", "num_groups"), STEPS)
@@ -79,14 +59,14 @@ def test_decode_step(benchmark, cupy, num_reqs, context, num_groups):
     contenders["floor: one copy"] = Floor(stream, cupy, step_bytes)
     contenders["floor: empty graph"] = Floor(stream, cupy, 0)
     stream.synchronize()
-    clocks = {name: Clock(contender, traffic, stream) for name, contender in contenders.items()}
+    clocks = {name: clock_of(contender, traffic, stream) for name, contender in contenders.items()}
 
-    take_turns(clocks, benchmark, "cupy")
+    take_turns(clocks, benchmark, "cupy", slow="by hand")
 
     extra = benchmark.extra_info
     for name in ("cupy", "numba"):  # once more without the others, whose whole rows empty the caches
         if name in contenders:
-            alone = Clock(contenders[name], traffic, stream)
+            alone = clock_of(contenders[name], traffic, stream)
             alone.run(2 if benchmark.disabled else 20 * CHUNK)
             extra[f"{name} alone"] = alone.figures()
     extra["h2d_bytes"], extra["h2d_copies"] = step_bytes, table.num_h2d_copies - copies
@@ -101,7 +81,7 @@ def test_context_does_not_matter(benchmark, cupy):
     clocks = {}
     for context in (4096, 131072):
         traffic = Traffic(256, context, 1)
-        clocks[f"{context} tokens"] = Clock(Pagedkv(traffic, stream, "cupy"), traffic, stream)
+        clocks[f"{context} tokens"] = clock_of(Pagedkv(traffic, stream, "cupy"), traffic, stream)
     stream.synchronize()
 
     take_turns(clocks, benchmark, "131072 tokens")
