@@ -75,6 +75,37 @@ def test_groups_that_are_not_written_by_slot_are_not_aligned():
     assert table_width(spec, 10**6, SINGLE) == 3
 
 
+@pytest.mark.parametrize(
+    ("block_size", "most", "columns", "aligned"),
+    [
+        (16, 1500, 94, 96),
+        (16, 1, 1, 8),
+        (48, 448, 10, 16),
+        (96, 97, 2, 4),
+        (256, 1500, 6, 6),
+        (1, 129, 129, 256),
+    ],
+)
+def test_width_of_encoder_tokens_follows_them_and_not_the_model_length(block_size, most, columns, aligned):
+    spec = KVCacheGroupSpec(block_size, max_num_encoder_tokens=most)
+    for max_model_len in (1, 448, 10**6):
+        assert table_width(spec, max_model_len, SINGLE, None) == columns
+        assert table_width(spec, max_model_len, SINGLE) == aligned
+
+
+@pytest.mark.parametrize(("world", "columns", "aligned"), [(1, 94, 96), (2, 47, 48), (4, 24, 24)])
+def test_width_of_encoder_tokens_is_divided_by_the_world_of_sharded_groups_alone(world, columns, aligned):
+    context_parallel = ContextParallel(world, world - 1)
+    sharded = KVCacheGroupSpec(16, max_num_encoder_tokens=1500)
+    assert table_width(sharded, 448, context_parallel, None) == columns
+    assert table_width(sharded, 448, context_parallel) == aligned
+    replicated = KVCacheGroupSpec(16, cp_sharded=False, max_num_encoder_tokens=1500)
+    assert table_width(replicated, 448, context_parallel, None) == 94
+    assert table_width(replicated, 448, context_parallel) == 96
+    stated = KVCacheGroupSpec(16, max_num_blocks_per_req=5, max_num_encoder_tokens=1500)
+    assert table_width(stated, 448, context_parallel, None) == 5
+
+
 @pytest.mark.parametrize("alignment", [128, None])
 def test_tables_have_those_widths(alignment):
     groups = [16, KVCacheGroupSpec(48), KVCacheGroupSpec(64, cp_sharded=False), KVCacheGroupSpec(3)]
@@ -115,6 +146,17 @@ def test_views_resolve_to_ratio_and_stride():
         ({"block_size": 16, "kernel_views": ((8, 1),)}, ValueError, "at least the ratio 2, got 1"),
         ({"block_size": 16, "max_num_blocks_per_req": 0}, ValueError, "max_num_blocks_per_req must lie"),
         ({"block_size": 16, "sliding_window": 0}, ValueError, "sliding_window must lie in"),
+        ({"block_size": 16, "max_num_encoder_tokens": 0}, ValueError, "max_num_encoder_tokens must lie in"),
+        (
+            {"block_size": 16, "max_num_encoder_tokens": 8.0},
+            TypeError,
+            "max_num_encoder_tokens must be an int",
+        ),
+        (
+            {"block_size": 16, "max_num_encoder_tokens": 8, "sliding_window": 4},
+            ValueError,
+            "at most one of .* got None, 8 and 4",
+        ),
     ],
 )
 def test_a_spec_that_is_wrong(arguments, error, message):
