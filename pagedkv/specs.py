@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import gcd
 
-from pagedkv.checks import check_int
+import numpy as np
+
+from pagedkv.checks import IntArray, check_int
 from pagedkv.constants import MAX_INT32
 
 __all__ = ["ContextParallel", "KVCacheGroupSpec", "KernelView", "cdiv", "max_block_id", "table_width"]
@@ -44,6 +46,25 @@ class ContextParallel:
         check_int("context parallel world_size", self.world_size, 1)
         check_int("context parallel rank", self.rank, 0, self.world_size - 1)
         check_int("context parallel interleave", self.interleave, 1)
+
+    def local_lengths(self, lengths: IntArray) -> IntArray:
+        """Return how many of the first `lengths` positions of a sequence this rank holds.
+
+        Parameters
+        ----------
+        lengths : int32 [n]
+            Tokens, at least 0; the results grow with them.
+
+        Returns
+        -------
+        ndarray of int32, shape [n]
+            A new array.
+        """
+        wide = lengths.astype(np.int64)
+        base = wide // self.interleave // self.world_size * self.interleave
+        rest = np.clip(wide - base * self.world_size - self.rank * self.interleave, 0, self.interleave)
+        local: IntArray = (base + rest).astype(np.int32)
+        return local
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,11 @@ class Geometry:
             *_states(specs, max_num_reqs),
         )
 
+    def shard(self, group: int) -> ContextParallel:
+        """Return the context-parallel world in which a group lives: world 1 where it is replicated."""
+        world, rank, interleave = self.groups[group, layout.CP_WORLD : layout.CP_INTERLEAVE + 1].tolist()
+        return ContextParallel(world, rank, interleave)
+
     @property
     def has_windows(self) -> bool:
         """Whether some group hands out NULL below a sliding window."""

@@ -30,6 +30,7 @@ class OutputSet:
     """
 
     def __init__(self, backend: Any, geometry: Geometry, out: int, shown: DeviceTables | None) -> None:
+        self.geometry = geometry
         self.is_stable = shown is None
         self.shown = DeviceTables(backend, geometry, with_views=True) if shown is None else shown
         self.max_num_tokens = geometry.max_num_batched_tokens
@@ -47,6 +48,8 @@ class OutputSet:
         self.seen = np.zeros(SEEN_WORDS, np.int64)
         self.seen[MAX_TOKENS], self.seen[OUT] = self.max_num_tokens, out
         self.seen[HAS_WINDOWS] = geometry.has_windows
+        # What rooms above make of a step's views, by its padded sizes; it lives as long as the arrays.
+        self.kept: dict[tuple[int, int], Any] = {}
         self._num_groups = len(geometry.specs)
         self._cached: dict[tuple[str, int | None, int], Any] = {}
 
@@ -89,9 +92,9 @@ class Step:
     __slots__ = (
         "_num_tokens",
         "_num_tokens_padded",
-        "_outputs",
         "num_reqs",
         "num_reqs_padded",
+        "outputs",
         "ready",
     )
 
@@ -104,7 +107,7 @@ class Step:
         num_tokens: int,
         num_tokens_padded: int,
     ) -> None:
-        self._outputs = outputs
+        self.outputs = outputs
         self.ready = ready
         self.num_reqs = num_reqs
         self.num_reqs_padded = num_reqs_padded
@@ -124,34 +127,49 @@ class Step:
             return self._num_tokens_padded
         return self._num_tokens if self._num_tokens >= 0 else -self._num_tokens - 1
 
+    @property
+    def geometry(self) -> Geometry:
+        """Shapes of the tables, and what the kernels know of each group; never changed."""
+        return self.outputs.geometry
+
+    @property
+    def kept(self) -> dict[tuple[int, int], Any]:
+        """What rooms above keep with the output set, by padded sizes."""
+        return self.outputs.kept
+
+    def resized(self, num_reqs_padded: int, num_tokens_padded: int) -> "Step":
+        """Return the same step with less padding; nothing is done on the device."""
+        sizes = (self.num_reqs, num_reqs_padded, self._num_tokens, num_tokens_padded)
+        return Step(self.outputs, self.ready, *sizes)
+
     def block_table(self, group: int = 0) -> Any:
         """Block table in batch order, int32 [num_reqs_padded, width], in manager blocks."""
-        return self._outputs.shown.block_table(group, self.num_reqs_padded)
+        return self.outputs.shown.block_table(group, self.num_reqs_padded)
 
     def kernel_block_table(self, group: int = 0, view: int = 0) -> Any:
         """Block table in a view's kernel blocks, int32 [num_reqs_padded, width * ratio]."""
-        return self._outputs.shown.kernel_block_table(group, view, self.num_reqs_padded)
+        return self.outputs.shown.kernel_block_table(group, view, self.num_reqs_padded)
 
     def slot_mapping(self, group: int = 0) -> Any:
         """Slot of each token, int64 [num_tokens_padded]; PAD_SLOT_ID where nothing is written."""
-        return self._outputs.slot_mapping(group, self.num_tokens_padded)
+        return self.outputs.slot_mapping(group, self.num_tokens_padded)
 
     @property
     def query_start_loc(self) -> Any:
         """Prefix sums of the query lengths, int32 [num_reqs_padded + 1]; the last value repeats."""
-        return self._outputs.view("query_start_loc", self.num_reqs_padded + 1)
+        return self.outputs.view("query_start_loc", self.num_reqs_padded + 1)
 
     @property
     def seq_lens(self) -> Any:
         """Computed plus scheduled tokens of each request, int32 [num_reqs_padded]; 0 in the padding."""
-        return self._outputs.view("seq_lens", self.num_reqs_padded)
+        return self.outputs.view("seq_lens", self.num_reqs_padded)
 
     def local_seq_lens(self, group: int = 0) -> Any:
         """Tokens of `seq_lens` that this context-parallel rank holds, int32 [num_reqs_padded].
 
         The same as `seq_lens` where the group is not sharded; 0 in the padding and for a negative length.
         """
-        return self._outputs.line("local_seq_lens", group, self.num_reqs_padded)
+        return self.outputs.line("local_seq_lens", group, self.num_reqs_padded)
 
     def state_indices(self, group: int) -> Any:
         """Blocks of the states that the step writes, int32 [num_reqs_padded, 1 + num_speculative_blocks].
@@ -164,14 +182,14 @@ class Step:
         ValueError
             The group holds no states.
         """
-        return self._outputs.states.indices(group, self.num_reqs_padded)
+        return self.outputs.states.indices(group, self.num_reqs_padded)
 
     def initial_state_indices(self, group: int) -> Any:
         """Block of the state before the step, int32 [num_reqs_padded]; NULL where nothing is computed yet.
 
         NULL in the padding as well; errors as `state_indices`.
         """
-        return self._outputs.states.initial_indices(group, self.num_reqs_padded)
+        return self.outputs.states.initial_indices(group, self.num_reqs_padded)
 
     def state_columns(self, group: int) -> Any:
         """Columns of a state group's table that the step touches, int32 [3, num_reqs_padded].
@@ -179,14 +197,14 @@ class Step:
         Those of the last computed token (-1 = none), of the first and of the last scheduled one: no column
         but 0 in the mode "none", and -1, 0, 0 in the padding. Errors as `state_indices`.
         """
-        return self._outputs.states.columns(group, self.num_reqs_padded)
+        return self.outputs.states.columns(group, self.num_reqs_padded)
 
     @property
     def token_to_req_indices(self) -> Any:
         """Batch row of each token, int32 [num_tokens_padded]; 0 in the padding."""
-        return self._outputs.view("token_reqs", self.num_tokens_padded)
+        return self.outputs.view("token_reqs", self.num_tokens_padded)
 
     @property
     def positions(self) -> Any:
         """Position of each token in its sequence, int64 [num_tokens_padded]; 0 in the padding."""
-        return self._outputs.view("positions", self.num_tokens_padded)
+        return self.outputs.view("positions", self.num_tokens_padded)
