@@ -40,6 +40,7 @@ __all__ = [
     "fill",
     "is_ordered",
     "set_running",
+    "sizes",
 ]
 
 Array = Any
@@ -228,3 +229,15 @@ def fill(state: Array, host: Array, is_prefilling: Array, rows: Array, handles: 
     for i in range(n, is_prefilling.size):
         is_prefilling[i] = False
     return int(longest_query), int(longest)
+
+
+@compiled
+def sizes(state: Array) -> tuple[int, int, int]:
+    """Return positions in use, tokens of the step, and the most of one request."""
+    numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
+    total, longest = np.int64(0), np.int64(0)
+    for i in range(setup[NUM_REQS]):
+        if order[i] >= 0:
+            total += numbers[order[i], SCHEDULED]
+            longest = max(longest, numbers[order[i], SCHEDULED])
+    return int(setup[NUM_REQS]), int(total), int(longest)

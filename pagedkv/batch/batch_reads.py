@@ -63,6 +63,11 @@ class BatchReads:
         """
         return self._column(a.PREVIOUS, -1).astype(np.int32)
 
+    def sizes(self) -> tuple[int, int, int]:
+        """Return num_reqs, num_tokens and max_query_len of the step, as `GraphSizes.dispatch` takes them."""
+        num_reqs, num_tokens, longest = a.sizes(self._states.addresses)
+        return num_reqs - len(self._states.holes), num_tokens, longest
+
     def __contains__(self, req_id: Hashable) -> bool:
         """Whether a request is known, in the batch or resting."""
         return self._states.slot_of(req_id) is not None
