@@ -11,6 +11,7 @@ from pagedkv.constants import MAX_INT32
 from pagedkv.specs import cdiv, max_block_id, table_width
 
 SINGLE = ContextParallel()
+STATE = {"block_size": 16, "state_mode": "align"}
 
 
 def width(block_size, num_blocks, alignment=128):
@@ -106,6 +107,26 @@ def test_width_of_encoder_tokens_is_divided_by_the_world_of_sharded_groups_alone
     assert table_width(stated, 448, context_parallel, None) == 5
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("mode", "drafts", "columns"),
+    [("none", 0, 1), ("none", 2, 3), ("align", 0, 32), ("align", 2, 34), ("all", 0, 32), ("all", 3, 35)],
+)
+def test_states_are_on_every_rank_and_have_columns_for_drafts(world, mode, drafts, columns):
+    """512 tokens in blocks of 16: no context-parallel division, and no alignment."""
+    spec = KVCacheGroupSpec(16, state_mode=mode, num_speculative_blocks=drafts)
+    for rank in range(world):
+        assert table_width(spec, 512, ContextParallel(world, rank, 16)) == columns
+    assert table_width(spec, 512, SINGLE, None) == columns
+    longer = 1 if mode == "none" else 33
+    assert table_width(spec, 513, ContextParallel(world, 0)) == longer + drafts
+
+
+def test_a_stated_capacity_holds_the_drafts_of_states_as_well():
+    spec = KVCacheGroupSpec(16, state_mode="align", num_speculative_blocks=2, max_num_blocks_per_req=5)
+    assert table_width(spec, 10**6, ContextParallel(2, 0)) == 5
+
+
 @pytest.mark.parametrize("alignment", [128, None])
 def test_tables_have_those_widths(alignment):
     groups = [16, KVCacheGroupSpec(48), KVCacheGroupSpec(64, cp_sharded=False), KVCacheGroupSpec(3)]
@@ -146,6 +167,17 @@ def test_views_resolve_to_ratio_and_stride():
         ({"block_size": 16, "kernel_views": ((8, 1),)}, ValueError, "at least the ratio 2, got 1"),
         ({"block_size": 16, "max_num_blocks_per_req": 0}, ValueError, "max_num_blocks_per_req must lie"),
         ({"block_size": 16, "sliding_window": 0}, ValueError, "sliding_window must lie in"),
+        ({"block_size": 16, "state_mode": "some"}, LookupError, "state_mode must be one of .*got 'some'"),
+        ({"block_size": 16, "state_mode": True}, LookupError, "state_mode must be one of .*got True"),
+        (
+            {"block_size": 16, "num_speculative_blocks": 1},
+            ValueError,
+            "must be 0 without a state_mode, got 1",
+        ),
+        (STATE | {"num_speculative_blocks": -1}, ValueError, "num_speculative_blocks must lie in"),
+        (STATE | {"num_speculative_blocks": 1.0}, TypeError, "num_speculative_blocks must be an int, got fl"),
+        (STATE | {"sliding_window": 4}, ValueError, "at most one of .*got 'align', None and 4"),
+        (STATE | {"max_num_encoder_tokens": 4}, ValueError, "at most one of .*got 'align', 4 and None"),
         ({"block_size": 16, "max_num_encoder_tokens": 0}, ValueError, "max_num_encoder_tokens must lie in"),
         (
             {"block_size": 16, "max_num_encoder_tokens": 8.0},
@@ -185,6 +217,19 @@ def test_interleave_must_divide_sharded_block_sizes_alone():
     assert KVCacheGroupSpec(6, cp_sharded=False).shard(world) == SINGLE
     assert KVCacheGroupSpec(6).shard(ContextParallel(1, 0, 4)) == SINGLE
     assert KVCacheGroupSpec(8).shard(world) == world
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [({}, True), ({"slot_mapping": False}, False), ({"max_num_encoder_tokens": 9}, False)]
+    + [({"state_mode": mode}, False) for mode in ("none", "align", "all")],
+)
+def test_steps_write_by_slot_what_is_attended_to_and_grows(arguments, written):
+    assert KVCacheGroupSpec(16, **arguments).written_by_slot == written
+
+
+def test_states_live_in_a_world_of_one():
+    assert KVCacheGroupSpec(6, state_mode="align").shard(ContextParallel(2, 1, 4)) == SINGLE
 
 
 # --- block ids --------------------------------------------------------------------------------------
