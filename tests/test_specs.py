@@ -2,6 +2,7 @@
 
 from math import gcd
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -255,3 +256,22 @@ def test_largest_block_id(spec, bits):
 
     assert fits(largest)
     assert not fits(largest + 1)
+
+
+@pytest.mark.parametrize(("world", "interleave"), [(1, 1), (2, 1), (2, 4), (3, 2), (4, 16)])
+def test_local_lengths_count_the_positions_of_a_rank(world, interleave):
+    lengths = np.arange(200, dtype=np.int32)
+    for rank in range(world):
+        expected = [sum((p // interleave) % world == rank for p in range(length)) for length in lengths]
+
+        local = ContextParallel(world, rank, interleave).local_lengths(lengths)
+
+        assert (local.tolist(), local.dtype) == (expected, np.int32)
+
+
+def test_local_lengths_of_the_longest_sequence():
+    longest = np.array([MAX_INT32], np.int32)
+
+    shares = [int(ContextParallel(3, rank, 7).local_lengths(longest)[0]) for rank in range(3)]
+
+    assert sum(shares) == MAX_INT32
