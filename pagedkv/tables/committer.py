@@ -1,8 +1,9 @@
 """Committer: the way of a step from the mirror to the device, in one copy and a few kernels.
 
 Packed words go to one staging buffer, cross in one copy, and `apply_writes`, `gather_rows` (stable rows
-whose order changed) and `slot_mapping` bring every device array up to date. On a GPU the copy and the
-kernels are one captured graph for each ring buffer and size: one launch is all that a step costs.
+whose order changed), `slot_mapping` and `state_indices` (groups of states) bring every device array up to
+date. On a GPU the copy and the kernels are one captured graph for each ring buffer and size: one launch is
+all that a step costs.
 """
 
 import weakref

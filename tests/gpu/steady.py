@@ -7,11 +7,14 @@ from pagedkv import KVCacheGroupSpec, MultiGroupBlockTable
 NUM_REQS = 32
 KINDS = {
     "nothing new": ["slot_mapping"],
+    "nothing new, states": ["slot_mapping", "state_indices"],
     "new blocks": ["apply_writes", "slot_mapping"],
     "new blocks, stable rows": ["apply_writes", "slot_mapping"],
     "another order of stable rows": ["gather_rows", "slot_mapping"],
 }
 """Kernels of each kind of step, beside the one copy; for any number of groups."""
+
+STATES = KVCacheGroupSpec(16, state_mode="align", num_speculative_blocks=1)
 
 
 class Steady:
@@ -20,7 +23,7 @@ class Steady:
     def __init__(self, backend, kind, num_groups, stream):
         self.kind, self.stream = kind, stream
         self.table = MultiGroupBlockTable(
-            [KVCacheGroupSpec(16, (8,))] * num_groups,
+            [STATES if "states" in kind else KVCacheGroupSpec(16, (8,))] * num_groups,
             NUM_REQS,
             65536,
             256,

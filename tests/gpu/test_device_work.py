@@ -5,6 +5,8 @@ import warnings
 
 import pytest
 
+from pagedkv.kernels import operations
+
 from .graph_nodes import nodes_of
 from .steady import KINDS, Steady
 
@@ -103,5 +105,4 @@ def trace(torch, path, stream, work):
 
 def names(kernels):
     """Operations of (mangled) kernel names, in order; the name itself where there is none."""
-    operations = ("apply_writes", "gather_rows", "slot_mapping", "expand_blocks")
-    return [next((op for op in operations if op in name), name) for name in kernels]
+    return [next((op for op in operations() if op in name), name) for name in kernels]
