@@ -126,10 +126,10 @@ class StepMetadata:
         return over(self.step.resized(num_reqs, num_tokens), host)
 
     def split(
-        self, cuts: Sequence[int], buffers: "MicroBatches", stream: Any = None
+        self, cuts: Sequence[int], buffers: "MicroBatches", stream: Any = None, *, enqueue: bool = True
     ) -> tuple["StepMetadata", ...]:
         """Split the step into micro-batches at token indices; see `MicroBatches.split`."""
-        return buffers.split(self, cuts, stream)
+        return buffers.split(self, cuts, stream, enqueue=enqueue)
 
 
 _WritableStep = writable(StepMetadata)
