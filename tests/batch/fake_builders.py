@@ -82,10 +82,10 @@ class Builder:
 
     supports_update_block_table = False
 
-    def __init__(self, spec, view, ubatch, setup=None):
+    def __init__(self, spec, view, ubatch, setup=None, full=np.full):
         self.given = (spec, view, ubatch)
-        self.setup = setup
-        self.lengths, self.indices = np.full(MOST, -9, np.int32), np.full(MOST, -9, np.int32)
+        self.setup = setup, view  # a schedule depends on the block size that the kernel reads
+        self.lengths, self.indices = full(MOST, -9, np.int32), full(MOST, -9, np.int32)
         self.calls = []
 
     def _write(self, buffer, values):
@@ -96,7 +96,7 @@ class Builder:
         self.calls.append(("build", for_capture))
         self._write(self.lengths, common.seq_lens)
         if for_capture or common.seq_lens.any():
-            self._write(self.indices, common.block_table_tensor)
+            self._write(self.indices, first_column(common.block_table_tensor))
         table, slots = common.block_table_tensor, common.slot_mapping
         return Built(self.setup, len(table), self.lengths, self.indices, table, slots, for_capture)
 
@@ -109,19 +109,24 @@ class Updating(Builder):
     def update_block_table(self, built, block_table, slot_mapping):
         self.calls.append(("update", built.for_capture))
         if built.for_capture or built.lengths.any():
-            self._write(self.indices, block_table)
+            self._write(self.indices, first_column(block_table))
         return replace(built, indices=self.indices, table=block_table, slots=slot_mapping)
 
 
 class Recorder:
-    """A factory that keeps what it made; equal setups make equal builders."""
+    """A factory that keeps what it made; `full` makes a builder's buffers where its steps lie."""
 
-    def __init__(self, kind=Updating, setup=None):
-        self.kind, self.setup, self.made = kind, setup, []
+    def __init__(self, kind=Updating, setup=None, full=np.full):
+        self.kind, self.setup, self.full, self.made = kind, setup, full, []
 
     def __call__(self, spec, view, ubatch):
-        self.made.append(self.kind(spec, view, ubatch, self.setup))
+        self.made.append(self.kind(spec, view, ubatch, self.setup, self.full))
         return self.made[-1]
+
+
+def first_column(table):
+    """What stands for all that is derived from a table."""
+    return table if table.ndim == 1 else table[:, 0]
 
 
 def padded(values):

@@ -37,7 +37,7 @@ def assert_is_of(built, common, view, setup):
     table = common.block_table_tensor if view is None else common.kernel_block_table(view)
     assert built.table is table
     assert built.slots is common.slot_mapping
-    assert built.reads() == (setup, padded(common.seq_lens), padded(table))
+    assert built.reads() == ((setup, view), padded(common.seq_lens), padded(table))
 
 
 # --- any mixture of groups, set-ups, views and micro-batches -----------------------------------------
@@ -231,7 +231,7 @@ def test_builders_of_one_spec_but_other_query_heads_are_both_built():
     [(of_target, of_draft)] = builders.build(step_of(builders.specs, [3], 10))
 
     assert (calls_of(target), calls_of(draft)) == ([["build"]], [["build"]])
-    assert (of_target.setup, of_draft.setup) == (32, 8)
+    assert (of_target.setup, of_draft.setup) == ((32, None), (8, None))
 
 
 def test_attention_groups_of_one_kv_cache_group_read_their_own_view():
