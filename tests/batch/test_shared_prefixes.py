@@ -1,6 +1,7 @@
 """may_split: a block that one request writes and another one reads in the same step keeps them in order."""
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,18 +44,16 @@ def test_no_part_may_read_what_a_later_one_writes(backend, drawn, data):
     num_reqs, num_tokens = sizes_of(drawn)
     cuts = draw_cuts(data, num_tokens)
     edges = [0, *cuts, num_tokens]
-    rows_of_parts = [
-        [r for r in rows if r < drawn.num_reqs] for rows in rows_of(drawn, cuts, num_reqs, num_tokens)
-    ]
+    all_rows = rows_of(drawn, cuts, num_reqs, num_tokens)
 
-    rows = {"rows": drawn.rows} if drawn.stable else {}
-    allowed = MicroBatches(drawn.table, 4).may_split(metadata, cuts, **rows)
+    given_rows = {"rows": drawn.rows} if drawn.stable else {}
+    allowed = MicroBatches(drawn.table, 4).may_split(metadata, cuts, **given_rows)
 
     safe = True
     for g in range(len(drawn.specs)):
         parts = [
-            reads_and_writes(drawn, g, rows, first, last)
-            for rows, first, last in zip(rows_of_parts, edges, edges[1:], strict=False)
+            reads_and_writes(drawn, g, [r for r in rows if r < drawn.num_reqs], first, last)
+            for rows, (first, last) in zip(all_rows, pairwise(edges), strict=True)
         ]
         for k, (reads, _) in enumerate(parts):
             safe &= not any(reads & writes for _, writes in parts[k + 1 :])

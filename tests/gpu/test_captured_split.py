@@ -1,4 +1,4 @@
-"""Micro-batches inside a consumer's graph: the kernels of a split are replayed with the step that they split."""
+"""Micro-batches inside a consumer's graph: the kernels of a split are replayed with the step."""
 
 import numpy as np
 import pytest
