@@ -2,7 +2,7 @@
 
 Block tables (`MultiGroupBlockTable`, `BlockTable`) say where each token of each request lies, and
 commit their changes to the device in one copy; `KVCacheManager`, `BlockPool` and `SequenceBlockTable` say
-who owns which block.
+who owns which block; `InputBatch` says which request stands where in a step, and gives its metadata.
 """
 
 from pagedkv.allocation import AllBlocksCleared as AllBlocksCleared
@@ -26,6 +26,20 @@ from pagedkv.allocation import SlidingWindowSpec as SlidingWindowSpec
 from pagedkv.allocation import alloc_decode as alloc_decode
 from pagedkv.allocation import alloc_extend as alloc_extend
 from pagedkv.backends import get_backend as get_backend
+from pagedkv.batch import AdmittedRequests as AdmittedRequests
+from pagedkv.batch import BatchMetadata as BatchMetadata
+from pagedkv.batch import CommonAttentionMetadata as CommonAttentionMetadata
+from pagedkv.batch import GraphMode as GraphMode
+from pagedkv.batch import GraphShape as GraphShape
+from pagedkv.batch import GraphSizes as GraphSizes
+from pagedkv.batch import InputBatch as InputBatch
+from pagedkv.batch import MetadataBuilder as MetadataBuilder
+from pagedkv.batch import MetadataBuilders as MetadataBuilders
+from pagedkv.batch import MicroBatches as MicroBatches
+from pagedkv.batch import RunningRequests as RunningRequests
+from pagedkv.batch import SchedulerOutput as SchedulerOutput
+from pagedkv.batch import StepMetadata as StepMetadata
+from pagedkv.batch import step_metadata as step_metadata
 from pagedkv.constants import NULL_BLOCK_ID as NULL_BLOCK_ID
 from pagedkv.constants import PAD_SLOT_ID as PAD_SLOT_ID
 from pagedkv.errors import BackendUnavailableError as BackendUnavailableError
@@ -41,6 +55,7 @@ from pagedkv.specs import KernelView as KernelView
 from pagedkv.specs import KVCacheGroupSpec as KVCacheGroupSpec
 from pagedkv.tables.block_table import BlockTable as BlockTable
 from pagedkv.tables.captured import CapturedStep as CapturedStep
+from pagedkv.tables.encoder_slots import EncoderSlotMapping as EncoderSlotMapping
 from pagedkv.tables.multi_group import MultiGroupBlockTable as MultiGroupBlockTable
 from pagedkv.tables.step import Step as Step
 
