@@ -258,6 +258,30 @@ def test_arrays_keep_their_addresses_and_a_call_is_one_copy(backend, stable_rows
     given.ready.synchronize()
 
 
+def test_buffers_are_used_in_turn_and_waited_for_before_they_are_written(backend, monkeypatch):
+    table = cross_table(backend, [3, 8, 2], staging_depth=3)
+    mapping, place = EncoderSlotMapping(table, 1, 16), table._committer.backend
+    wait_for, seen = place.wait_for, []
+
+    def watched(event_id):
+        buffer = mapping._ring.buffer
+        assert event_id == buffer.event_id
+        seen.append((id(buffer), buffer.words.copy()))
+        wait_for(event_id)
+
+    monkeypatch.setattr(place, "wait_for", watched)
+    written = []
+    for length in range(1, 8):
+        buffer = mapping._ring.buffer
+        mapping.compute([length])
+        written.append(buffer.words.copy())
+    ids = [buffer for buffer, _ in seen]
+    assert len(set(ids)) == 3
+    assert ids == ids[:3] * 2 + ids[:1]
+    for before, (_, at_wait) in zip(written, seen[3:], strict=False):
+        np.testing.assert_array_equal(before, at_wait)
+
+
 def test_a_managers_encoder_tokens_are_mapped_when_they_come_and_read_later(backend):
     """Requests come one after another; each one's slots are made in the step that takes its blocks."""
     manager = KVCacheManager(
