@@ -18,6 +18,7 @@ __all__ = [
     "mark_dirty",
     "move_rows",
     "null_columns",
+    "put_rows",
     "set_blocks",
     "swap_rows",
     "write_rows",
@@ -127,6 +128,23 @@ def write_rows(
     """Append ids to rows, or replace them; False, and nothing changed, where `find_fault` finds one."""
     if find_fault(layout, counts, rows, lengths, ids, replace)[0] != _NONE:
         return False
+    put_rows(blocks, layout, counts, ranges, dirty, rows, lengths, ids, replace)
+    return True
+
+
+@compiled
+def put_rows(
+    blocks: Array,
+    layout: Array,
+    counts: Array,
+    ranges: Array,
+    dirty: Array,
+    rows: Array,
+    lengths: Array,
+    ids: Array,
+    replace: bool,
+) -> None:
+    """Do what `write_rows` does, with arguments that were checked."""
     k = 0
     for g in range(counts.shape[0]):
         for i in range(rows.size):
@@ -144,7 +162,6 @@ def write_rows(
                 blocks[base + c] = 0
             counts[g, row] = start + length
             mark_dirty(ranges, dirty, g * counts.shape[1] + row, start, max(start + length, old))
-    return True
 
 
 @compiled

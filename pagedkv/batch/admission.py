@@ -50,35 +50,27 @@ def plan_update(
     ValueError, TypeError
         A request is named twice, a number is out of range, or shapes do not match.
     """
-    new = ready_admitted("new", output.new, mirror.num_groups, has_blocks=rows.is_written)
-    resumed = ready_admitted("resumed", output.resumed, mirror.num_groups, has_blocks=rows.is_written)
-    running = ready_running(output.running)
+    num_groups = mirror.num_groups if rows.is_written else None
+    new = ready_admitted("new", output.new, num_groups)
+    resumed = ready_admitted("resumed", output.resumed, num_groups)
+    running = ready_running(output.running, num_groups)
     over, preempted, resumed_slots = _resolve(states, output, new, resumed)
     plan = Plan(over, preempted, new, resumed, resumed_slots, running)
     _check_running(states, rows, plan)
-    _check_handles(states, plan, is_managed=not rows.is_written)
+    _check_handles(states, rows, plan)
     staying = states.slots[states.slots >= 0] if beside_others else states.slots[:0]
     _check_room(states, rows, plan, staying)
     if rows.is_written:
-        nothing = np.zeros((mirror.num_groups, 0), np.int32)
         for admitted in (new, resumed):
             held = np.zeros((mirror.num_groups, len(admitted.req_ids)), np.int32)
             _check_blocks(mirror, admitted.req_ids, held, admitted.blocks)
         slots = running.slots
-        held = rows.num_held(slots) if slots else nothing
-        _check_blocks(mirror, [states.name_of(slot) for slot in slots], held, running.blocks)
-    elif running.blocks.ids.size or running.blocks.counts.size:
-        raise ValueError("num_new_blocks must be None with a manager, which writes the tables itself")
+        _check_blocks(mirror, [states.name_of(slot) for slot in slots], rows.num_held(slots), running.blocks)
     return plan
 
 
 def refuse_running(code: int, place: int, states: RequestStates, running: Running) -> NoReturn:
-    """Raise for a fault that `check_running` found."""
-    if code == a.Code.SHAPE:
-        raise ValueError(
-            f"num_scheduled_tokens and num_computed_tokens must have shape [len(handles)] = "
-            f"[{running.handles.size}], got [{running.scheduled.size}] and [{running.computed.size}]"
-        )
+    """Raise for a fault that `check_running` found in ready arrays, whose shapes are right."""
     handle = int(running.handles[place])
     if code == a.Code.STALE:
         raise StaleSequenceError(
@@ -134,9 +126,9 @@ def _check_running(states: RequestStates, rows: Rows, plan: Plan) -> None:
             )
 
 
-def _check_handles(states: RequestStates, plan: Plan, *, is_managed: bool) -> None:
+def _check_handles(states: RequestStates, rows: Rows, plan: Plan) -> None:
     new, given = plan.new, plan.new.handles
-    if not is_managed:
+    if rows.is_written:
         if given is not None:
             raise ValueError("handles must be None without a manager: update returns those that it makes")
         return
@@ -144,8 +136,9 @@ def _check_handles(states: RequestStates, plan: Plan, *, is_managed: bool) -> No
         if new.req_ids:
             raise ValueError("handles must be given with a manager: those of manager.add")
         return
+    rows.check_handles(given)
     slots = (given & a.SLOT_MASK).tolist()
-    if len(set(slots)) < len(slots) or any(handle < 0 for handle in given.tolist()):
+    if len(set(slots)) < len(slots):
         raise ValueError(f"handles must be the manager's, each once, got {given.tolist()}")
     for slot, req_id in zip(slots, new.req_ids, strict=True):
         is_known = slot < len(states.numbers) and states.numbers[slot, a.HANDLE] >= 0
@@ -182,15 +175,11 @@ def _check_room(states: RequestStates, rows: Rows, plan: Plan, staying: Int64Arr
 
 def _check_blocks(mirror: HostMirror, req_ids: Sequence[Hashable], held: IntArray, blocks: Blocks) -> None:
     if not blocks.counts.size and not blocks.ids.size:
-        return
+        return  # [0, 0] as well, which stands for none
     lines = np.arange(len(req_ids), dtype=np.int32)
     fault, group, place, value = find_fault(mirror.layout, held, lines, blocks.counts, blocks.ids, False)
     if fault == Fault.NONE:
         return
-    if fault == Fault.SHAPE:
-        raise ValueError(
-            f"counts of blocks must have shape [{held.shape[0]}, {held.shape[1]}], got [{place}, {value}]"
-        )
     if fault == Fault.TOTAL:
         raise ValueError(f"block_ids must hold {value} ids, the sum of the counts, got {place}")
     width, limit = (int(x) for x in mirror.layout[group, 1:])
@@ -200,6 +189,4 @@ def _check_blocks(mirror: HostMirror, req_ids: Sequence[Hashable], held: IntArra
             f"{where} must hold at most {width} blocks, got {value} "
             "(raise max_model_len or max_num_blocks_per_req, or resume it with fewer)"
         )
-    if fault == Fault.COUNT:
-        raise ValueError(f"counts of blocks must be at least 0, got {value} for {where}")
     raise ValueError(f"block_ids must lie in [0, {limit}], got {value} for {where}")

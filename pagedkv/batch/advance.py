@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pagedkv._rowops import find_fault, write_rows
+from pagedkv._rowops import put_rows
 from pagedkv.addresses import int32_1d, int32_2d, int32_3d, int64_1d, int64_2d
 from pagedkv.compiled import compiled
 
@@ -37,10 +37,8 @@ __all__ = [
     "advance",
     "check_running",
     "class_of",
-    "fill",
     "is_ordered",
     "set_running",
-    "sizes",
 ]
 
 Array = Any
@@ -79,9 +77,10 @@ class Code(IntEnum):
     COMPUTED = 6
     SHAPE = 7
     BLOCKS = 8
+    TOKENS = 9
 
 
-_DONE, _CHANGES, _UNORDERED, _STALE, _REPEATED, _SCHEDULED, _COMPUTED, _SHAPE, _BLOCKS = (
+_DONE, _CHANGES, _UNORDERED, _STALE, _REPEATED, _SCHEDULED, _COMPUTED, _SHAPE, _BLOCKS, _TOKENS = (
     int(c) for c in Code
 )
 
@@ -133,26 +132,48 @@ def set_running(numbers: Array, handles: Array, scheduled: Array, computed: Arra
 
 
 @compiled
-def _append(numbers: Array, mirror: Array, handles: Array, num_blocks: Array, block_ids: Array) -> bool:
-    # Only the few that take a block in this step are passed on: most counts are 0.
+def _takers(num_blocks: Array) -> Array:
+    # Places of those that take blocks in some group; most take none.
     G, n = num_blocks.shape
-    takes = np.zeros(n, np.bool_)
+    takers = np.zeros(n, np.int32)
     for g in range(G):
         for i in range(n):
-            takes[i] |= num_blocks[g, i] != 0
-    takers = np.flatnonzero(takes)
-    rows = np.empty(takers.size, np.int32)
-    lengths = np.empty((G, takers.size), np.int32)
-    for k in range(takers.size):
-        i = takers[k]
-        rows[k] = numbers[handles[i] & SLOT_MASK, ROW]
-        for g in range(G):
-            lengths[g, k] = num_blocks[g, i]
+            takers[i] |= num_blocks[g, i]
+    num = 0
+    for i in range(n):
+        if takers[i] != 0:
+            takers[num] = i
+            num += 1
+    return takers[:num]
+
+
+@compiled
+def _append(numbers: Array, mirror: Array, handles: Array, num_blocks: Array, block_ids: Array) -> bool:
     layout, counts = int64_2d(mirror, 1), int32_2d(mirror, 2)
-    if find_fault(layout, counts, rows, lengths, block_ids, False)[0]:
+    G, n = num_blocks.shape
+    if n != handles.size or counts.shape[0] != G:
         return False
-    tables = (int32_1d(mirror, 0), layout, counts, int32_3d(mirror, 3), int32_2d(mirror, 4))
-    return write_rows(*tables, rows, lengths, block_ids, False)
+    takers = _takers(num_blocks)
+    rows, lengths = np.empty(takers.size, np.int32), np.empty((G, takers.size), np.int32)
+    for k in range(takers.size):
+        rows[k] = numbers[handles[takers[k]] & SLOT_MASK, ROW]
+    used = 0
+    for g in range(G):
+        for k in range(takers.size):
+            length = num_blocks[g, takers[k]]
+            room = min(layout[g, 1] - counts[g, rows[k]], block_ids.size - used)
+            if length < 0 or length > room:
+                return False
+            for at in range(used, used + length):
+                if block_ids[at] < 0 or block_ids[at] > layout[g, 2]:
+                    return False
+            lengths[g, k] = length
+            used += length
+    if used != block_ids.size:
+        return False
+    blocks, ranges, dirty = int32_1d(mirror, 0), int32_3d(mirror, 3), int32_2d(mirror, 4)
+    put_rows(blocks, layout, counts, ranges, dirty, rows, lengths, block_ids, False)
+    return True
 
 
 @compiled
@@ -178,66 +199,23 @@ def advance(
     computed: Array,
     num_blocks: Array,
     block_ids: Array,
-) -> tuple[int, int]:
-    """Take a step of running requests that are all in the batch; returns (code, place).
+) -> int:
+    """Take a step of running requests that are all in the batch; returns a code.
 
     Everything is checked before anything is changed. `mirror` is `HostMirror.addresses`; num_blocks of
     shape [0, 0] stands for no new blocks.
     """
     numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
     setup[STEP] += 1
-    code, at = check_running(numbers, handles, scheduled, computed, setup[STEP])
+    code, _ = check_running(numbers, handles, scheduled, computed, setup[STEP])
     if code == _DONE and handles.size != setup[NUM_REQS]:
         code = _CHANGES
     if code == _DONE and scheduled.sum() > setup[MAX_TOKENS]:
-        code = _SHAPE
+        code = _TOKENS
     if code != _DONE:
-        return code, at
-    if num_blocks.size or block_ids.size:
-        fits = num_blocks.shape[1] == handles.size
-        if not fits or not _append(numbers, mirror, handles, num_blocks, block_ids):
-            return _BLOCKS, 0
+        return code
+    has_blocks = num_blocks.shape[0] > 0 or block_ids.size > 0
+    if has_blocks and not _append(numbers, mirror, handles, num_blocks, block_ids):
+        return _BLOCKS
     set_running(numbers, handles, scheduled, computed)
-    return _DONE if is_ordered(numbers, order, setup) else _UNORDERED, 0
-
-
-@compiled
-def fill(state: Array, host: Array, is_prefilling: Array, rows: Array, handles: Array) -> tuple[int, int]:
-    """Write a step's host arrays in batch order; returns (max_query_len, max_seq_len).
-
-    host int32 [3, num_reqs_padded + 1]: query_start_loc, seq_lens and num_computed_tokens. `rows` int32 and
-    `handles` int64, [num_reqs] each, are left out where empty.
-    """
-    numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
-    n = setup[NUM_REQS]
-    start, longest_query, longest = np.int64(0), np.int64(0), np.int64(0)
-    for i in range(n):
-        line = numbers[order[i]]
-        host[0, i], host[1, i], host[2, i] = start, line[COMPUTED] + line[SCHEDULED], line[COMPUTED]
-        is_prefilling[i] = line[COMPUTED] < line[PREFILL]
-        if rows.size:
-            rows[i] = line[ROW]
-        if handles.size:
-            handles[i] = line[HANDLE]
-        start += line[SCHEDULED]
-        longest_query, longest = (
-            max(longest_query, line[SCHEDULED]),
-            max(longest, line[COMPUTED] + line[SCHEDULED]),
-        )
-    for i in range(n, host.shape[1]):
-        host[0, i], host[1, i], host[2, i] = start, 0, 0
-    for i in range(n, is_prefilling.size):
-        is_prefilling[i] = False
-    return int(longest_query), int(longest)
-
-
-@compiled
-def sizes(state: Array) -> tuple[int, int, int]:
-    """Return positions in use, tokens of the step, and the most of one request."""
-    numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
-    total, longest = np.int64(0), np.int64(0)
-    for i in range(setup[NUM_REQS]):
-        if order[i] >= 0:
-            total += numbers[order[i], SCHEDULED]
-            longest = max(longest, numbers[order[i], SCHEDULED])
-    return int(setup[NUM_REQS]), int(total), int(longest)
+    return _DONE if is_ordered(numbers, order, setup) else _UNORDERED

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from pagedkv.batch import advance as a
+from pagedkv.batch.filling import sizes
 from pagedkv.batch.states import Int64Array, RequestStates
 from pagedkv.checks import IntArray
 
@@ -65,7 +66,7 @@ class BatchReads:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return num_reqs, num_tokens and max_query_len of the step, as `GraphSizes.dispatch` takes them."""
-        num_reqs, num_tokens, longest = a.sizes(self._states.addresses)
+        num_reqs, num_tokens, longest = sizes(self._states.addresses)
         return num_reqs - len(self._states.holes), num_tokens, longest
 
     def __contains__(self, req_id: Hashable) -> bool:

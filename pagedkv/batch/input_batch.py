@@ -8,10 +8,12 @@ import numpy as np
 from pagedkv.batch import advance as a
 from pagedkv.batch.admission import plan_update
 from pagedkv.batch.batch_steps import BatchSteps
-from pagedkv.batch.rows import BatchOrderRows, ManagedRows, Rows, StableRows
+from pagedkv.batch.managed_rows import ManagedRows
+from pagedkv.batch.rows import Rows
 from pagedkv.batch.scheduler_output import AdmittedRequests, SchedulerOutput
 from pagedkv.batch.states import RequestStates
 from pagedkv.batch.update import add, close_holes, forget
+from pagedkv.batch.written_rows import BatchOrderRows, StableRows
 from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.compiled import seal
 from pagedkv.tables.flat_ids import flat_ids
@@ -61,7 +63,7 @@ class InputBatch(BatchSteps):
     >>> batch.commit().groups[0].slot_mapping[:3]
     array([16, 17, 18])
     >>> _ = batch.update(SchedulerOutput(RunningRequests(handles, [1, 1])))
-    >>> batch.commit().seq_lens_cpu_upper_bound
+    >>> batch.commit().batch.seq_lens_cpu_upper_bound
     array([21,  6], dtype=int32)
     """
 
@@ -194,6 +196,10 @@ def _rows_of(table: MultiGroupBlockTable, manager: Any, states: RequestStates) -
     if manager is not None:
         if getattr(manager, "mirror", None) is not table.mirror:
             raise ValueError("table must commit the manager's mirror, got another (mirror=manager.mirror)")
+        if not table.stable_rows:
+            raise ValueError(
+                "table must have stable rows with a manager, got rows in batch order (stable_rows=True)"
+            )
         return ManagedRows(manager)
     if table.mirror.owner is not None:
         raise ValueError(f"manager must be given: {table.mirror.owner} writes the table's mirror")

@@ -43,60 +43,64 @@ class Running(NamedTuple):
         return slots
 
 
-def ready_running(running: RunningRequests) -> Running:
-    """Convert running requests to the arrays that compiled code takes."""
-    handles = np.asarray(running.handles, np.int64 if len(running.handles) == 0 else None)
-    if handles.dtype.kind not in "iu" or handles.ndim != 1:
-        raise TypeError(f"handles must be int64 [n], got {handles.dtype} {list(handles.shape)}")
-    scheduled = _int32("num_scheduled_tokens", running.num_scheduled_tokens, handles.size)
-    computed = _NOTHING
-    if running.num_computed_tokens is not None:
-        computed = _int32("num_computed_tokens", running.num_computed_tokens, handles.size)
-    counts, ids = running.num_new_blocks, running.block_ids
-    blocks = Blocks(_NO_BLOCKS, _NOTHING)
-    if counts is not None or ids is not None:
-        blocks = _ready_blocks("num_new_blocks", counts, ids, handles.size, None)
-    return Running(as_ready(handles.astype(np.int64, copy=False)), scheduled, computed, blocks)
+def ready_running(running: RunningRequests, num_groups: int | None) -> Running:
+    """Convert running requests; `num_groups` is None where a manager writes the tables."""
+    handles = _handles(running.handles)
+    computed = running.num_computed_tokens
+    blocks = _blocks("num_new_blocks", running.num_new_blocks, running.block_ids, handles.size, num_groups)
+    return Running(
+        handles,
+        _int32("num_scheduled_tokens", running.num_scheduled_tokens, handles.size),
+        _NOTHING if computed is None else _int32("num_computed_tokens", computed, handles.size),
+        Blocks(_NO_BLOCKS, _NOTHING) if blocks is None else blocks,
+    )
 
 
-def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int, *, has_blocks: bool) -> Admitted:
-    """Convert requests that start; `has_blocks` is False where a manager writes the tables."""
+def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int | None) -> Admitted:
+    """Convert requests that start; `num_groups` as for `ready_running`."""
     req_ids = list(admitted.req_ids)
     n = len(req_ids)
     if len(set(req_ids)) < n:
         raise ValueError(f"{name} must name each request once, got {_repeated(req_ids)!r} twice")
-    computed = admitted.num_computed_tokens
-    blocks = Blocks(np.zeros((num_groups, n), np.int32), _NOTHING)
-    if has_blocks and (admitted.num_blocks is not None or admitted.block_ids is not None):
-        blocks = _ready_blocks("num_blocks", admitted.num_blocks, admitted.block_ids, n, num_groups)
-    elif admitted.num_blocks is not None or admitted.block_ids is not None:
-        raise ValueError("num_blocks must be None with a manager, which writes the tables itself")
-    handles = admitted.handles
+    computed, handles = admitted.num_computed_tokens, admitted.handles
+    blocks = _blocks("num_blocks", admitted.num_blocks, admitted.block_ids, n, num_groups)
     if handles is not None:
-        handles = np.asarray(handles, np.int64)
+        handles = _handles(handles)
         check_shape("handles", handles, (n,), "[n]")
     return Admitted(
         req_ids,
         _int32("num_prefill_tokens", admitted.num_prefill_tokens, n),
         _int32("num_scheduled_tokens", admitted.num_scheduled_tokens, n),
         np.zeros(n, np.int32) if computed is None else _int32("num_computed_tokens", computed, n),
-        blocks,
+        Blocks(np.zeros((num_groups or 0, n), np.int32), _NOTHING) if blocks is None else blocks,
         handles,
     )
 
 
-def _ready_blocks(name: str, counts: Any, ids: Any, n: int, num_groups: int | None) -> Blocks:
-    table = np.asarray(counts if counts is not None else _NO_BLOCKS)
-    if table.size == 0:
-        table = table.astype(np.int32)
-    if table.dtype.kind not in "iu":
-        raise TypeError(f"{name} must hold integers, got dtype {table.dtype}")
-    if table.ndim == 1 and num_groups in (None, 1):
+def _handles(handles: Any) -> Int64Array:
+    if not hasattr(handles, "__len__"):
+        raise TypeError(f"handles must be int64 [n], got {type(handles).__name__}")
+    numbers = np.asarray(handles)
+    if numbers.size == 0 and not isinstance(handles, np.ndarray):
+        return np.empty(0, np.int64)
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        raise TypeError(f"handles must be int64 [n], got {numbers.dtype} {list(numbers.shape)}")
+    return as_ready(numbers.astype(np.int64, copy=False))
+
+
+def _blocks(name: str, counts: Any, ids: Any, n: int, num_groups: int | None) -> Blocks | None:
+    if counts is None and ids is None:
+        return None
+    if num_groups is None:
+        raise ValueError(f"{name} must be None with a manager, which writes the tables itself")
+    if counts is None:
+        raise ValueError(f"{name} must be given beside block_ids, got None")
+    table = np.asarray(counts)
+    if table.size == 0 and not isinstance(counts, np.ndarray):
+        table = np.empty((num_groups, 0), np.int32)  # an empty list has no dtype and shape of its own
+    if table.ndim == 1 and num_groups == 1:
         table = table.reshape(1, -1)
-    if table.ndim != 2:
-        raise ValueError(f"{name} must have shape [G, n], got {list(table.shape)}")
-    if num_groups is not None:
-        check_shape(name, table, (num_groups, n), "[G, n]")
+    check_shape(name, table, (num_groups, n), "[G, n]")
     flat = as_int32(name, table.ravel()).reshape(table.shape)
     return Blocks(as_ready(flat), as_ready(as_int32("block_ids", () if ids is None else ids)))
 

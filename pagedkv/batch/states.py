@@ -1,7 +1,7 @@
 """RequestStates: the requests that a batch knows, by name and by handle, and the order of the batch."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,18 @@ from pagedkv.addresses import address_table
 from pagedkv.batch import advance as a
 from pagedkv.checks import IntArray
 
-__all__ = ["Int64Array", "RequestStates"]
+__all__ = ["Int64Array", "RequestStates", "Standing"]
 
 Int64Array = npt.NDArray[np.int64]
 _NO_REQUEST = (-1, -1, -1, 0, 0, 0, 0, -1)  # of a free slot, in the order of `advance`
+
+
+class Standing(NamedTuple):
+    """Who stands where in a batch: slots in its order, the numbers of all requests, and the holes."""
+
+    slots: Int64Array
+    numbers: Int64Array
+    holes: list[int]
 
 
 class RequestStates:
@@ -134,6 +142,15 @@ class RequestStates:
         self.setup[a.NUM_REQS] = end
         pairs = np.array(moves, np.int32).reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    def standing(self) -> Standing:
+        """Return who stands where, and everybody's numbers, for `restore`."""
+        return Standing(self.slots.copy(), self.numbers.copy(), list(self.holes))
+
+    def restore(self, before: Standing) -> None:
+        """Let everybody stand as before; nobody may have been made known or forgotten since."""
+        self.order[: before.slots.size], self.numbers[:] = before.slots, before.numbers
+        self.setup[a.NUM_REQS], self.holes = before.slots.size, before.holes
 
     def permute(self, order: Int64Array) -> None:
         """Let the request that stands at ``order[i]`` stand at i."""

@@ -1,12 +1,16 @@
 """Taking a scheduler step in which requests come or go: in which order things happen."""
 
+import numpy as np
+
 from pagedkv.batch import advance as a
 from pagedkv.batch.admission import Plan
 from pagedkv.batch.ready import Admitted
-from pagedkv.batch.rows import Rows
-from pagedkv.batch.states import Int64Array, RequestStates
+from pagedkv.batch.rows import Blocks, Rows
+from pagedkv.batch.states import Int64Array, RequestStates, Standing
 
-__all__ = ["add", "close_holes", "forget", "rest", "take"]
+__all__ = ["add", "close_holes", "forget", "rest", "take", "wake"]
+
+_NO_BLOCKS = Blocks(np.empty((0, 0), np.int32), np.empty(0, np.int32))
 
 
 def take(states: RequestStates, rows: Rows, plan: Plan) -> Int64Array:
@@ -40,10 +44,18 @@ def forget(states: RequestStates, rows: Rows, slots: list[int]) -> None:
         states.close(slot)
 
 
-def rest(states: RequestStates, rows: Rows) -> None:
-    """Let the whole batch rest."""
+def rest(states: RequestStates, rows: Rows) -> Standing:
+    """Let the whole batch rest; returns how it stood, for `wake`."""
+    before = states.standing()
     _leave(states, rows, states.slots[states.slots >= 0].tolist(), keep=True)
     states.condense()
+    return before
+
+
+def wake(states: RequestStates, rows: Rows, before: Standing) -> None:
+    """Let the batch stand as it did before it was put to rest."""
+    states.restore(before)
+    rows.append(states.slots[states.slots >= 0].tolist(), _NO_BLOCKS)
 
 
 def close_holes(states: RequestStates, rows: Rows) -> None:

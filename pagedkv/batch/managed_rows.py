@@ -1,0 +1,74 @@
+"""Table rows that a manager writes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pagedkv.batch.rows import Blocks
+from pagedkv.checks import IntArray
+from pagedkv.errors import PagedKVError
+
+__all__ = ["ManagedRows"]
+
+
+class ManagedRows:
+    """Rows that a `KVCacheManager` gives and writes; a request's handle is its sequence's."""
+
+    is_written = False
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    @property
+    def num_free(self) -> int:
+        """The manager has given them already."""
+        return int(self._manager.mirror.max_num_reqs)
+
+    def has_blocks(self, slot: int) -> bool:
+        """The manager knows; a step's rows are checked when it is committed."""
+        del slot
+        return True
+
+    def num_held(self, slots: Sequence[int]) -> IntArray:
+        """The manager knows."""
+        return np.zeros((0, len(slots)), np.int32)
+
+    def check_handles(self, handles: Any) -> None:
+        """Ask the manager for their rows."""
+        self._manager.rows(handles)
+
+    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+        """The manager has written them."""
+
+    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+        """The manager has written them."""
+
+    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+        """The manager knows."""
+
+    def enter(self, slots: Sequence[int]) -> None:
+        """The manager knows."""
+
+    def move(self, srcs: IntArray, tgts: IntArray) -> None:
+        """Rows stay."""
+
+    def swap(self, first: IntArray, second: IntArray) -> None:
+        """Rows stay."""
+
+    def of_step(self, rows: IntArray, handles: Any) -> IntArray | None:
+        """Ask the manager, which moves sequences to other rows after a preemption.
+
+        Raises
+        ------
+        PagedKVError
+            A request of the batch has no row: it was given no blocks.
+        """
+        del rows
+        found: IntArray = self._manager.rows(handles)
+        if found.size and found.min() < 0:
+            raise PagedKVError(
+                f"requests of a step must have blocks, got none for handle {handles[found.argmin()]} "
+                "(allocate_slots before commit, or leave it out of the step)"
+            )
+        return found

@@ -1,0 +1,157 @@
+"""Table rows that the batch writes itself: in batch order, or stable."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pagedkv.batch import advance as a
+from pagedkv.batch.rows import Blocks
+from pagedkv.batch.states import RequestStates
+from pagedkv.checks import IntArray
+from pagedkv.mirror import HostMirror
+
+__all__ = ["BatchOrderRows", "StableRows"]
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+class _WrittenRows:
+    is_written = True
+
+    def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
+        self._mirror, self._states = mirror, states
+
+    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+        self._mirror.add_rows(self._rows(slots), *blocks)
+
+    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+        if blocks.counts.size:
+            self._mirror.append_rows(self._rows(slots), *blocks)
+
+    def check_handles(self, handles: Any) -> None:
+        del handles  # they are made, not given
+
+    def _rows(self, slots: Sequence[int]) -> IntArray:
+        return self._states.numbers[slots, a.ROW].astype(np.int32)
+
+
+class BatchOrderRows(_WrittenRows):
+    """Row i is request i of the batch. The ids of those that rest are kept aside."""
+
+    def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
+        super().__init__(mirror, states)
+        self._kept: dict[int, list[IntArray]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """As many as there are positions."""
+        return self._mirror.max_num_reqs
+
+    def has_blocks(self, slot: int) -> bool:
+        """In its row, or aside."""
+        return bool(self._states.numbers[slot, a.ROW] >= 0) or slot in self._kept
+
+    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+        """Copy the ids that are kept, and clear the rows."""
+        rows = self._rows(slots)
+        for slot, row in zip(slots, rows.tolist(), strict=True):
+            if not keep:
+                self._kept.pop(slot, None)
+            elif row >= 0:
+                tables = enumerate(self._mirror.counts[:, row].tolist())
+                self._kept[slot] = [self._mirror.block_table(g)[row, :n].copy() for g, n in tables]
+        self._mirror.clear_rows(rows[rows >= 0])
+        self._states.numbers[slots, a.ROW] = -1
+
+    def enter(self, slots: Sequence[int]) -> None:
+        """Position and row are one."""
+        numbers = self._states.numbers
+        numbers[slots, a.ROW] = numbers[slots, a.POSITION]
+
+    def num_held(self, slots: Sequence[int]) -> IntArray:
+        """Of their rows, or of what is kept."""
+        rows = self._rows(slots)
+        counts = np.where(rows >= 0, self._mirror.counts[:, rows], 0).astype(np.int32)
+        for i, slot in enumerate(slots):
+            if slot in self._kept:
+                counts[:, i] = [ids.size for ids in self._kept[slot]]
+        return counts
+
+    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+        """Replace their blocks; what was kept of those that rested is void."""
+        for slot in slots:
+            self._kept.pop(slot, None)
+        super().add(slots, blocks)
+
+    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+        """Append, behind what was kept of those that came back."""
+        back = [slot for slot in slots if slot in self._kept]
+        if back:
+            held = [self._kept.pop(slot) for slot in back]
+            counts = [[ids.size for ids in lists] for lists in held]
+            ids = [lists[g] for g in range(self._mirror.num_groups) for lists in held]
+            self.add(back, Blocks(np.array(counts, np.int32).T.copy(), np.concatenate([_NO_ROWS, *ids])))
+        super().append(slots, blocks)
+
+    def move(self, srcs: IntArray, tgts: IntArray) -> None:
+        """Move the rows as well."""
+        self._mirror.move_rows(srcs, tgts)
+
+    def swap(self, first: IntArray, second: IntArray) -> None:
+        """Swap the rows as well."""
+        self._mirror.swap_rows(first, second)
+
+    def of_step(self, rows: IntArray, handles: Any) -> IntArray | None:
+        """None: they are in order."""
+        del rows, handles
+        return None
+
+
+class StableRows(_WrittenRows):
+    """A request keeps its row until it is over or preempted; what rests keeps it as well."""
+
+    def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
+        super().__init__(mirror, states)
+        self._free = list(range(mirror.max_num_reqs - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Rows that nobody has."""
+        return len(self._free)
+
+    def has_blocks(self, slot: int) -> bool:
+        """In its row."""
+        return bool(self._states.numbers[slot, a.ROW] >= 0)
+
+    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+        """Clear the rows of those that keep nothing, and take them back."""
+        if keep:
+            return
+        rows = self._rows(slots)
+        rows = rows[rows >= 0]
+        self._mirror.clear_rows(rows)
+        self._free += rows[::-1].tolist()
+        self._states.numbers[slots, a.ROW] = -1
+
+    def enter(self, slots: Sequence[int]) -> None:
+        """Give a row to those that have none."""
+        for slot in slots:
+            if self._states.numbers[slot, a.ROW] < 0:
+                self._states.numbers[slot, a.ROW] = self._free.pop()
+
+    def num_held(self, slots: Sequence[int]) -> IntArray:
+        """Of their rows."""
+        rows = self._rows(slots)
+        return np.where(rows >= 0, self._mirror.counts[:, rows], 0).astype(np.int32)
+
+    def move(self, srcs: IntArray, tgts: IntArray) -> None:
+        """Rows stay."""
+
+    def swap(self, first: IntArray, second: IntArray) -> None:
+        """Rows stay."""
+
+    def of_step(self, rows: IntArray, handles: Any) -> IntArray | None:
+        """As they were filled in."""
+        del handles
+        return rows
