@@ -10,11 +10,13 @@ from pathlib import Path
 
 def main(path):
     benchmarks = json.loads(Path(path).read_text())["benchmarks"]
-    steps = [b for b in benchmarks if b["name"].startswith("test_decode_step")]
+    steps = [b for b in benchmarks if b["name"].startswith("test_decode_step[")]
     slots = [b for b in benchmarks if b["name"].startswith("test_slot_mapping")]
     print(table(STEP_COLUMNS, [step_row(b) for b in steps]))
     print(table(DEVICE_COLUMNS, [device_row(b) for b in steps]))
     print(table(SLOT_COLUMNS, [slot_row(b) for b in slots]))
+    batches = [b for b in benchmarks if b["name"].startswith("test_decode_step_of_a_batch")]
+    print(table(BATCH_COLUMNS, [batch_row(b) for b in batches]))
     for b in benchmarks:
         if b["name"] == "test_context_does_not_matter":
             print(b["extra_info"])
@@ -51,6 +53,16 @@ SLOT_COLUMNS = (
     "over copy, 20 in a graph",
 )
 
+BATCH_COLUMNS = (
+    "requests, tokens, groups, backend",
+    "alone",
+    "in turns",
+    "stable rows",
+    "managed",
+    "per request",
+    "per request over in turns",
+)
+
 
 def step_row(bench):
     extra = bench["extra_info"]
@@ -79,6 +91,13 @@ def slot_row(bench):
     single = [f"{extra[f'{n}_us_1_in_a_graph']:.1f}" for n in ("cupy", "numba", "copy", "block_per_request")]
     ratios = [f"{extra[f'over_copy_{calls}_in_a_graph']:.2f}" for calls in (1, 20)]
     return [f"{extra['num_tokens']:,}", *single, *ratios]
+
+
+def batch_row(bench):
+    extra = bench["extra_info"]
+    names = ("one call alone", "one call", "one call, stable rows", "managed", "per request")
+    times = [f"{extra[n]['host_us_p50']:.1f} / {extra[n]['host_us_p99']:.0f}" for n in names]
+    return [case_of(bench), *times, str(extra["per_request_over_one_call"])]
 
 
 def case_of(bench):
