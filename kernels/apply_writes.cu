@@ -11,7 +11,7 @@
 // tables and batch_tables may be one array (rows in batch order), hence no __restrict__ on them.
 extern "C" __global__ void __launch_bounds__(256) apply_writes(
     const int* __restrict__ staging,           // [num_words]
-    const long long* __restrict__ geometry,    // [num_groups, 13]
+    const long long* __restrict__ geometry,    // [num_groups, 14]
     const long long* __restrict__ views,       // [num_views, 3]
     const int* __restrict__ batch_first_live,  // [num_groups, max_num_reqs]
     int* tables,                               // [num_elements], out

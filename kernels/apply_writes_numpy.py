@@ -30,7 +30,7 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32
 
 def apply_writes(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 13"],
+    geometry: I64[Array, "num_groups 14"],
     views: I64[Array, "num_views 3"],
     batch_first_live: I32[Array, "num_groups max_num_reqs"],
     tables: OutI32[Array, "num_elements"],

@@ -52,7 +52,8 @@ enum group_geometry {
     FIRST_VIEW = 10,
     NUM_VIEWS = 11,
     SLOT_STRIDE = 12,
-    GEOMETRY_WORDS = 13,
+    REQ_STRIDE = 13,
+    GEOMETRY_WORDS = 14,
 };
 
 enum kernel_view { VIEW_OFFSET = 0, VIEW_RATIO = 1, VIEW_STRIDE = 2, VIEW_WORDS = 3 };

@@ -14,7 +14,7 @@ enum { GATHER_TILE = 4 };
 
 extern "C" __global__ void __launch_bounds__(256) gather_rows(
     const int* __restrict__ staging,              // [num_words]
-    const long long* __restrict__ geometry,       // [num_groups, 13]
+    const long long* __restrict__ geometry,       // [num_groups, 14]
     const long long* __restrict__ views,          // [num_views, 3]
     const int* __restrict__ num_computed_tokens,  // [num_reqs]
     const int* __restrict__ tables,               // [num_elements]

@@ -34,7 +34,7 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32
 
 def gather_rows(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 13"],
+    geometry: I64[Array, "num_groups 14"],
     views: I64[Array, "num_views 3"],
     num_computed_tokens: I32[Array, "num_reqs"],
     tables: I32[Array, "num_elements"],

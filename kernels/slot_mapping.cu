@@ -131,7 +131,7 @@ __device__ __forceinline__ void map_tokens(
 
 extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
     const int* __restrict__ staging,              // [num_words]
-    const long long* __restrict__ geometry,       // [num_groups, 13]
+    const long long* __restrict__ geometry,       // [num_groups, 14]
     const int* __restrict__ query_start_loc,      // [num_reqs + 1]
     const int* __restrict__ num_computed_tokens,  // [num_reqs]
     const long long* __restrict__ positions,      // [num_tokens]
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
     int* __restrict__ step_seq_lens,              // [max_num_reqs], out
     int* __restrict__ step_query_start_loc,       // [max_num_reqs + 1], out
     int* __restrict__ step_token_reqs,            // [max_num_tokens], out
-    int* __restrict__ step_local_seq_lens,        // [num_groups, max_num_reqs], out
+    int* __restrict__ step_local_seq_lens,        // [num_groups, req_stride], out
     int num_reqs,
     int num_tokens,
     int num_tokens_fill,
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256, 5) slot_mapping(
 
     if (!is_step) return;
     const int num_reqs_fill = max(num_reqs, staging[NUM_REQS_FILL]);
-    int* local_seq_lens = step_local_seq_lens + blockIdx.y * group.geometry[MAX_NUM_REQS];
+    int* local_seq_lens = step_local_seq_lens + blockIdx.y * group.geometry[REQ_STRIDE];
     for (unsigned i = thread; i <= (unsigned)num_reqs_fill; i += num_threads) {
         const int here = query_start_loc[min((int)i, num_reqs)];
         if (writes_step) step_query_start_loc[i] = here;

@@ -54,7 +54,7 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32, OutI64, OutSlot, Scal
 
 def slot_mapping(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 13"],
+    geometry: I64[Array, "num_groups 14"],
     query_start_loc: I32[Array, "num_reqs+1"],
     num_computed_tokens: I32[Array, "num_reqs"],
     positions: I64[Array, "num_tokens"],
@@ -66,7 +66,7 @@ def slot_mapping(
     step_seq_lens: OutI32[Array, "max_num_reqs"],
     step_query_start_loc: OutI32[Array, "max_num_reqs+1"],
     step_token_reqs: OutI32[Array, "max_num_tokens"],
-    step_local_seq_lens: OutI32[Array, "num_groups max_num_reqs"],
+    step_local_seq_lens: OutI32[Array, "num_groups req_stride"],
     num_reqs: Scalar,
     num_tokens: Scalar,
     num_tokens_fill: Scalar,

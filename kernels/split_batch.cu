@@ -9,14 +9,14 @@
 // block (256,)
 // Definition: split_batch_numpy.py.  Twin: split_batch_numba.py.
 extern "C" __global__ void __launch_bounds__(256) split_batch(
-    const long long* __restrict__ geometry,   // [num_groups, 13]
+    const long long* __restrict__ geometry,   // [num_groups, 14]
     const int* __restrict__ query_start_loc,  // [num_reqs + 1]
     const int* __restrict__ seq_lens,         // [num_reqs]
     const int* __restrict__ token_reqs,       // [num_tokens]
     int* __restrict__ part_query_start_loc,   // [max_num_reqs + 1], out
     int* __restrict__ part_seq_lens,          // [max_num_reqs], out
     int* __restrict__ part_token_reqs,        // [max_num_tokens], out
-    int* __restrict__ part_local_seq_lens,    // [num_groups, max_num_reqs], out
+    int* __restrict__ part_local_seq_lens,    // [num_groups, req_stride], out
     int first_req,
     int last_req,
     int first_token,
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(256) split_batch(
     const bool writes_shared = blockIdx.y == 0;
     const unsigned num_reqs = last_req - first_req, num_tokens = last_token - first_token;
     const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x, num_threads = gridDim.x * blockDim.x;
-    int* local_seq_lens = part_local_seq_lens + blockIdx.y * group[MAX_NUM_REQS];
+    int* local_seq_lens = part_local_seq_lens + blockIdx.y * group[REQ_STRIDE];
     query_start_loc += first_req, seq_lens += first_req, token_reqs += first_token;
 
     for (unsigned i = thread; i <= num_reqs; i += num_threads) {

@@ -22,14 +22,14 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32, Scalar
 
 
 def split_batch(
-    geometry: I64[Array, "num_groups 13"],
+    geometry: I64[Array, "num_groups 14"],
     query_start_loc: I32[Array, "num_reqs+1"],
     seq_lens: I32[Array, "num_reqs"],
     token_reqs: I32[Array, "num_tokens"],
     part_query_start_loc: OutI32[Array, "max_num_reqs+1"],
     part_seq_lens: OutI32[Array, "max_num_reqs"],
     part_token_reqs: OutI32[Array, "max_num_tokens"],
-    part_local_seq_lens: OutI32[Array, "num_groups max_num_reqs"],
+    part_local_seq_lens: OutI32[Array, "num_groups req_stride"],
     first_req: Scalar,
     last_req: Scalar,
     first_token: Scalar,

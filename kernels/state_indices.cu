@@ -14,28 +14,28 @@ __device__ __forceinline__ int block_at(const int* row, long long count, long lo
 
 extern "C" __global__ void __launch_bounds__(256) state_indices(
     const int* __restrict__ staging,              // [num_words]
-    const long long* __restrict__ geometry,       // [num_groups, 13]
+    const long long* __restrict__ geometry,       // [num_groups, 14]
     const long long* __restrict__ states,         // [num_states, 4]
     const int* __restrict__ num_computed_tokens,  // [num_reqs]
     const int* __restrict__ seq_lens,             // [max_num_reqs]
     const int* __restrict__ tables,               // [num_elements]
     const int* __restrict__ num_blocks,           // [num_groups, max_num_reqs]
     int* __restrict__ indices,                    // [num_state_elements], out
-    int* __restrict__ initial_indices,            // [num_states, max_num_reqs], out
-    int* __restrict__ columns)                    // [num_states, 3, max_num_reqs], out
+    int* __restrict__ initial_indices,            // [num_states, req_stride], out
+    int* __restrict__ columns)                    // [num_states, 3, req_stride], out
 {
     const long long* state = states + blockIdx.y * STATE_WORDS;
     const long long* group = geometry + state[STATE_GROUP] * GEOMETRY_WORDS;
-    const long long max_num_reqs = group[MAX_NUM_REQS], width = group[WIDTH], size = group[BLOCK_SIZE];
+    const long long req_stride = group[REQ_STRIDE], width = group[WIDTH], size = group[BLOCK_SIZE];
     const long long num_written = 1 + state[STATE_DRAFTS];
     const bool by_position = state[STATE_BY_POSITION];
     const int* computed = section(staging, NUM_COMPUTED_TOKENS, num_computed_tokens);
-    const int* counts = num_blocks + state[STATE_GROUP] * max_num_reqs;
+    const int* counts = num_blocks + state[STATE_GROUP] * group[MAX_NUM_REQS];
     const int* table = tables + group[TABLE_OFFSET];
     int* to = indices + state[STATE_OFFSET];
-    int* initial = initial_indices + blockIdx.y * max_num_reqs;
-    int* last_computed = columns + blockIdx.y * 3 * max_num_reqs;
-    int *first_scheduled = last_computed + max_num_reqs, *last_scheduled = first_scheduled + max_num_reqs;
+    int* initial = initial_indices + blockIdx.y * req_stride;
+    int* last_computed = columns + blockIdx.y * 3 * req_stride;
+    int *first_scheduled = last_computed + req_stride, *last_scheduled = first_scheduled + req_stride;
 
     const int num_reqs = staging[NUM_REQS], num_reqs_fill = max(num_reqs, staging[NUM_REQS_FILL]);
     const long long num_threads = (long long)gridDim.x * blockDim.x;

@@ -34,15 +34,15 @@ from pagedkv.kernels._spec import I32, I64, Array, OutI32
 
 def state_indices(
     staging: I32[Array, "num_words"],
-    geometry: I64[Array, "num_groups 13"],
+    geometry: I64[Array, "num_groups 14"],
     states: I64[Array, "num_states 4"],
     num_computed_tokens: I32[Array, "num_reqs"],
     seq_lens: I32[Array, "max_num_reqs"],
     tables: I32[Array, "num_elements"],
     num_blocks: I32[Array, "num_groups max_num_reqs"],
     indices: OutI32[Array, "num_state_elements"],
-    initial_indices: OutI32[Array, "num_states max_num_reqs"],
-    columns: OutI32[Array, "num_states 3 max_num_reqs"],
+    initial_indices: OutI32[Array, "num_states req_stride"],
+    columns: OutI32[Array, "num_states 3 req_stride"],
 ) -> None:
     num_reqs, fill = staging[[NUM_REQS, NUM_REQS_FILL]].tolist()
     if staging[NUM_COMPUTED_TOKENS] >= 0:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.geometry import Geometry, aligned
 from pagedkv.tables.step import Step
 
 __all__ = ["PartArrays", "Place", "StepPart"]
@@ -33,7 +33,7 @@ class PartArrays:
         self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
         self.seq_lens = backend.zeros(max_num_reqs, np.int32)
         self.token_reqs = backend.zeros(geometry.max_num_batched_tokens, np.int32)
-        self.local_seq_lens = backend.zeros((num_groups, max_num_reqs), np.int32)
+        self.local_seq_lens = backend.zeros((num_groups, aligned(max_num_reqs)), np.int32)
 
 
 class StepPart:

@@ -52,7 +52,8 @@ WINDOW_REACH: Final = 9  # sliding window - 1; -1 = no window
 FIRST_VIEW: Final = 10  # first row of the views table
 NUM_VIEWS: Final = 11
 SLOT_STRIDE: Final = 12  # elements from one group's slots to the next in the slots array
-GEOMETRY_WORDS: Final = 13
+REQ_STRIDE: Final = 13  # likewise in arrays that hold one element a request
+GEOMETRY_WORDS: Final = 14
 
 # --- kernel views, int64 [num_views, VIEW_WORDS] ----------------------------------------------
 VIEW_OFFSET: Final = 0  # first element of the view's table in the kernel-table arena

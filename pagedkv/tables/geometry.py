@@ -9,10 +9,10 @@ import numpy.typing as npt
 from pagedkv.kernels import _layout as layout
 from pagedkv.specs import ContextParallel, KVCacheGroupSpec
 
-__all__ = ["Geometry"]
+__all__ = ["Geometry", "aligned"]
 
 _NO_GROUP = (0, 0, 0, 1, 1, 0, 1, 0, 0, -1)  # no rows, no columns, no slots
-_ALIGNMENT = 64  # int32 elements: every table starts on 256 bytes, as DLPack consumers expect
+_ALIGNMENT = 64  # int32 elements: every table and line starts on 256 bytes, as DLPack consumers expect
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class Geometry:
         groups = np.zeros((max(len(specs), 1), layout.GEOMETRY_WORDS), np.int64)
         if not specs:  # a step without groups has positions and lengths all the same
             groups[0, layout.TABLE_OFFSET : layout.FIRST_VIEW] = _NO_GROUP
+        groups[:, layout.SLOT_STRIDE] = aligned(max_num_batched_tokens)
+        groups[:, layout.REQ_STRIDE] = aligned(max_num_reqs)
         views: list[tuple[int, int, int]] = []
         view_offsets = []
         table_end = kernel_end = 0
@@ -78,7 +80,7 @@ class Geometry:
             for ratio, stride in spec.views():
                 views.append((kernel_end, ratio, stride))
                 offsets.append(kernel_end)
-                kernel_end = _aligned(kernel_end + max_num_reqs * width * ratio)
+                kernel_end = aligned(kernel_end + max_num_reqs * width * ratio)
             groups[g, layout.TABLE_OFFSET : layout.FIRST_VIEW] = (
                 table_end,
                 width,
@@ -91,9 +93,8 @@ class Geometry:
                 max_model_lens[g],
                 -1 if spec.sliding_window is None else spec.sliding_window - 1,
             )
-            groups[g, layout.SLOT_STRIDE] = slot_stride(max_num_batched_tokens)
             table_offsets.append(table_end)
-            table_end = _aligned(table_end + max_num_reqs * width)
+            table_end = aligned(table_end + max_num_reqs * width)
             view_offsets.append(tuple(offsets))
         return cls(
             tuple(specs),
@@ -126,14 +127,10 @@ def _states(specs: Sequence[KVCacheGroupSpec], max_num_reqs: int) -> tuple[npt.N
     for g, spec in enumerate(specs):
         if spec.state_mode is not None:
             states.append((g, spec.state_mode != "none", spec.num_speculative_blocks, end))
-            end = _aligned(end + max_num_reqs * (1 + spec.num_speculative_blocks))
+            end = aligned(end + max_num_reqs * (1 + spec.num_speculative_blocks))
     return np.array(states, np.int64).reshape(-1, layout.STATE_WORDS), end
 
 
-def slot_stride(max_num_batched_tokens: int) -> int:
-    """Elements from one group's slots to the next: rows of slots start on 256 bytes."""
-    return _aligned(max_num_batched_tokens)
-
-
-def _aligned(elements: int) -> int:
-    return -(-elements // _ALIGNMENT) * _ALIGNMENT
+def aligned(num_elements: int) -> int:
+    """Round up to where the next table, or the next group's line of an array, may start."""
+    return -(-num_elements // _ALIGNMENT) * _ALIGNMENT

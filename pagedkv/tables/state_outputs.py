@@ -6,7 +6,7 @@ import numpy as np
 
 from pagedkv.checks import check_int
 from pagedkv.kernels._layout import STATE_DRAFTS, STATE_GROUP, STATE_OFFSET
-from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.geometry import Geometry, aligned
 
 __all__ = ["StateOutputs"]
 
@@ -23,10 +23,10 @@ class StateOutputs:
     """
 
     def __init__(self, backend: Any, geometry: Geometry) -> None:
-        num_states, max_num_reqs = len(geometry.states), geometry.max_num_reqs
+        num_states, line = len(geometry.states), aligned(geometry.max_num_reqs)
         self.all_indices = backend.zeros(geometry.num_state_elements, np.int32)
-        self.all_initial = backend.zeros((num_states, max_num_reqs), np.int32)
-        self.all_columns = backend.zeros((num_states, 3, max_num_reqs), np.int32)
+        self.all_initial = backend.zeros((num_states, line), np.int32)
+        self.all_columns = backend.zeros((num_states, 3, line), np.int32)
         self._num_groups = len(geometry.specs)
         groups = geometry.states[:, STATE_GROUP].tolist()
         places = geometry.states[:, [STATE_OFFSET, STATE_DRAFTS]].tolist()

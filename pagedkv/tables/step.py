@@ -7,7 +7,7 @@ import numpy as np
 from pagedkv.checks import check_int
 from pagedkv.constants import PAD_SLOT_ID
 from pagedkv.tables.device_tables import DeviceTables
-from pagedkv.tables.geometry import Geometry, slot_stride
+from pagedkv.tables.geometry import Geometry, aligned
 from pagedkv.tables.pack import HAS_WINDOWS, MAX_TOKENS, OUT, SEEN_WORDS
 from pagedkv.tables.state_outputs import StateOutputs
 
@@ -35,13 +35,13 @@ class OutputSet:
         self.shown = DeviceTables(backend, geometry, with_views=True) if shown is None else shown
         self.max_num_tokens = geometry.max_num_batched_tokens
         num_groups, max_num_reqs = len(geometry.groups), geometry.max_num_reqs
-        stride = slot_stride(self.max_num_tokens)
-        self.slots = backend.full((num_groups, stride), PAD_SLOT_ID, backend.slot_dtype)
+        line = aligned(self.max_num_tokens)
+        self.slots = backend.full((num_groups, line), PAD_SLOT_ID, backend.slot_dtype)
         self.positions = backend.zeros(self.max_num_tokens, np.int64)
         self.seq_lens = backend.zeros(max_num_reqs, np.int32)
         self.query_start_loc = backend.zeros(max_num_reqs + 1, np.int32)
         self.token_reqs = backend.zeros(self.max_num_tokens, np.int32)
-        self.local_seq_lens = backend.zeros((num_groups, max_num_reqs), np.int32)
+        self.local_seq_lens = backend.zeros((num_groups, aligned(max_num_reqs)), np.int32)
         self.states = StateOutputs(backend, geometry)
         # What is shown where (host): row and its version at each batch position.
         self.batch = np.full((2, max_num_reqs if self.is_stable else 0), -1, np.int64)
@@ -195,7 +195,8 @@ class Step:
         """Columns of a state group's table that the step touches, int32 [3, num_reqs_padded].
 
         Those of the last computed token (-1 = none), of the first and of the last scheduled one: no column
-        but 0 in the mode "none", and -1, 0, 0 in the padding. Errors as `state_indices`.
+        but 0 in the mode "none", and -1, 0, 0 in the padding. Each of the three lines is contiguous, all
+        together are not. Errors as `state_indices`.
         """
         return self.outputs.states.columns(group, self.num_reqs_padded)
 

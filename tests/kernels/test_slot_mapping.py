@@ -1,5 +1,7 @@
 """slot_mapping against the formula, token by token."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,7 +58,7 @@ def outputs(world, max_num_tokens, slot_dtype=np.int64):
         "step_seq_lens": np.full(world.max_num_reqs, STALE, np.int32),
         "step_query_start_loc": np.full(world.max_num_reqs + 1, STALE, np.int32),
         "step_token_reqs": np.full(max_num_tokens, STALE, np.int32),
-        "step_local_seq_lens": np.full((len(world.groups), world.max_num_reqs), STALE, np.int32),
+        "step_local_seq_lens": np.full((len(world.groups), world.req_stride), STALE, np.int32),
     }
 
 
@@ -67,7 +69,7 @@ def map_slots(
     query_start_loc = np.asarray(query_start_loc, np.int32)
     positions = np.asarray(positions, np.int64)
     width = max(len(positions), fill)
-    world = World(world.groups, world.max_num_reqs, slot_stride=width)
+    world = replace(world, slot_stride=width)
     out = outputs(world, width, slot_dtype)
     has_rows = rows is not None
     rows = np.asarray(rows if has_rows else [], np.int32)
@@ -115,7 +117,7 @@ def steps(draw):
     edges = st.sampled_from([-1, INT32.min, INT32.max, INT64.min, INT64.max, 2**40])
     capacity = max(g.block_size * g.cp[0] * g.width for g in world.groups)
     return {
-        "world": World(world.groups, world.max_num_reqs, slot_stride=max_num_tokens),
+        "world": replace(world, slot_stride=max_num_tokens),
         "arena": arena,
         "counts": counts,
         "query_start_loc": starts,
@@ -225,7 +227,7 @@ def test_a_step_of_many_more_tokens_than_threads(form, is_given, slot_dtype):
     groups = [Group(6, width=100, cp=(3, 1, 2)), Group(17, width=101), Group(16, width=50, has_slots=False)]
     starts = np.cumsum([0, *lens]).astype(np.int32)
     num_tokens, max_num_tokens = int(starts[-1]), int(starts[-1]) + 7
-    world = World(groups, len(lens), slot_stride=max_num_tokens)
+    world = World(groups, len(lens), slot_stride=max_num_tokens, req_gap=64 - len(lens))
     counts = world.counts()
     for g, group in enumerate(groups):
         counts[g] = np.arange(len(lens)) * group.width // len(lens) + group.width // 8

@@ -19,7 +19,7 @@ def stale(world, max_num_tokens):
         "query_start_loc": np.full(world.max_num_reqs + 1, STALE, np.int32),
         "seq_lens": np.full(world.max_num_reqs, STALE, np.int32),
         "token_reqs": np.full(max_num_tokens, STALE, np.int32),
-        "local_seq_lens": np.full((len(world.groups), world.max_num_reqs), STALE, np.int32),
+        "local_seq_lens": np.full((len(world.groups), world.req_stride), STALE, np.int32),
     }
 
 
@@ -54,7 +54,6 @@ def expected(world, step, part, max_num_tokens):
 def steps(draw):
     """A world and a step in it: query lengths, zeros among them, then padding rows and padding tokens."""
     world = draw(worlds())
-    world.geometry[:, 2] = world.max_num_reqs  # MAX_NUM_REQS
     num_reqs = draw(st.integers(0, world.max_num_reqs))
     lens = [draw(st.integers(0, 9)) for _ in range(num_reqs)]
     computed = [draw(st.integers(0, 60)) for _ in range(num_reqs)]

@@ -33,11 +33,11 @@ def states_of(kinds, max_num_reqs, gap=0):
     return np.array(rows, np.int64).reshape(-1, layout.STATE_WORDS), end
 
 
-def outputs(states, num_elements, max_num_reqs):
+def outputs(states, num_elements, req_stride):
     return {
         "indices": np.full(num_elements, STALE, np.int32),
-        "initial_indices": np.full((len(states), max_num_reqs), STALE, np.int32),
-        "columns": np.full((len(states), 3, max_num_reqs), STALE, np.int32),
+        "initial_indices": np.full((len(states), req_stride), STALE, np.int32),
+        "columns": np.full((len(states), 3, req_stride), STALE, np.int32),
     }
 
 
@@ -111,7 +111,7 @@ def steps(draw):
         "arena": arena,
         "counts": counts,
         "states": states,
-        "before": outputs(states, num_elements, world.max_num_reqs),
+        "before": outputs(states, num_elements, world.req_stride),
         "num_reqs": num_reqs,
         "num_reqs_fill": draw(st.integers(0, world.max_num_reqs)),
         "num_computed_tokens": np.array([draw(tokens) for _ in range(num_reqs)], np.int32),

@@ -29,6 +29,7 @@ class World:
     groups: list[Group]
     max_num_reqs: int
     slot_stride: int = 1
+    req_gap: int = 0  # elements between two groups' lines of max_num_reqs
     geometry: np.ndarray = field(init=False)
     views: np.ndarray = field(init=False)
     num_elements: int = field(init=False)
@@ -44,7 +45,7 @@ class World:
             row[layout.SLOTS_ENABLED], row[layout.MAX_MODEL_LEN] = group.has_slots, group.max_model_len
             row[layout.WINDOW_REACH] = -1 if group.window is None else group.window - 1
             row[layout.FIRST_VIEW], row[layout.NUM_VIEWS] = len(views), len(group.views)
-            row[layout.SLOT_STRIDE] = self.slot_stride
+            row[layout.SLOT_STRIDE], row[layout.REQ_STRIDE] = self.slot_stride, self.req_stride
             geometry.append(list(row.values()))
             offset += self.max_num_reqs * group.width
             for ratio, stride in group.views:
@@ -53,6 +54,10 @@ class World:
         self.geometry = np.array(geometry, np.int64)
         self.views = np.array(views, np.int64).reshape(-1, layout.VIEW_WORDS)
         self.num_elements, self.num_kernel_elements = offset, view_offset
+
+    @property
+    def req_stride(self):
+        return self.max_num_reqs + self.req_gap
 
     def counts(self, value=0):
         return np.full((len(self.groups), self.max_num_reqs), value, np.int32)
@@ -116,7 +121,8 @@ def groups(draw):
 
 @st.composite
 def worlds(draw):
-    return World(draw(st.lists(groups(), min_size=1, max_size=3)), draw(st.sampled_from([1, 2, 5])))
+    drawn = draw(st.lists(groups(), min_size=1, max_size=3))
+    return World(drawn, draw(st.sampled_from([1, 2, 5])), req_gap=draw(st.sampled_from([0, 1, 3])))
 
 
 @st.composite
