@@ -55,7 +55,6 @@ def part_of(batch: BatchMetadata, place: Place, ubatch: int) -> BatchMetadata:
     is_prefilling = batch.is_prefilling[first_req:last_req].copy()
     for array in (query_start_loc, seq_lens, computed, is_prefilling):
         array.setflags(write=False)
-    num_real = min(last_req, batch.num_reqs_unpadded) - first_req
     num_tokens = min(last_token, batch.num_tokens_unpadded) - first_token
     return replace(
         batch,
@@ -65,7 +64,7 @@ def part_of(batch: BatchMetadata, place: Place, ubatch: int) -> BatchMetadata:
         is_prefilling=is_prefilling,
         num_reqs=num_reqs,
         num_actual_tokens=last_token - first_token,
-        num_reqs_unpadded=max(num_real, 0),
+        num_reqs_unpadded=min(last_req, batch.num_reqs_unpadded) - first_req,
         num_tokens_unpadded=max(num_tokens, 0),
         max_query_len=_largest(np.diff(batch.query_start_loc_cpu), query_lens, batch.max_query_len),
         max_seq_len=_largest(batch.seq_lens_cpu_upper_bound, seq_lens, batch.max_seq_len),
@@ -95,7 +94,8 @@ def reads_before_written(
         known = computed - computed % column_tokens  # whole columns: no other request goes on with the last
         if np.isin(rows[starts < known], later).any():
             return True
-        written = rows[(starts >= known) & (starts < part.seq_lens_cpu_upper_bound[: len(rows), None])]
+        ends = part.seq_lens_cpu_upper_bound[: len(rows), None]
+        written = rows[(starts >= known) & (starts < ends) & (computed < ends)]
         later = np.concatenate([later, written[written != NULL_BLOCK_ID]])
     return False
 

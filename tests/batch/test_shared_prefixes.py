@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagedkv import KVCacheGroupSpec, MultiGroupBlockTable
+from pagedkv import ContextParallel, KVCacheGroupSpec, MultiGroupBlockTable
 from pagedkv.batch.micro_batches import MicroBatches
 from pagedkv.batch.step_metadata import step_metadata
 from tests.tables.models import shard
@@ -62,7 +62,10 @@ def test_no_part_may_read_what_a_later_one_writes(backend, drawn, data):
 
 def two_requests(backend, first, second, computed, **given):
     """Two requests of four tokens each, in blocks of four."""
-    table = MultiGroupBlockTable([KVCacheGroupSpec(4, **given)], 2, 64, 16, backend=backend)
+    world = ContextParallel(given.pop("world_size", 1))
+    table = MultiGroupBlockTable(
+        [KVCacheGroupSpec(4, **given)], 2, 64, 16, context_parallel=world, backend=backend
+    )
     for row, ids in enumerate((first, second)):
         table.add_row([ids], row)
     starts = [0, 4, 8]
@@ -77,8 +80,9 @@ def two_requests(backend, first, second, computed, **given):
         ([1, 7], [7, 2], [0, 4], True),
         ([7, 1], [8, 2], [4, 0], True),
         ([0, 1], [0, 2], [4, 0], True),
+        ([7, 1], [1, 2], [4, 0], True),
     ],
-    ids=["writer first", "reader first", "nobody writes it", "not shared", "the null block"],
+    ids=["writer first", "reader first", "nobody writes it", "not shared", "the null block", "not read yet"],
 )
 def test_a_prefix_that_is_written_and_read_in_one_step(backend, first, second, computed, allowed):
     metadata, buffers = two_requests(backend, first, second, computed)
@@ -92,6 +96,24 @@ def test_states_by_position_are_shared_and_running_ones_are_not(backend):
         metadata, buffers = two_requests(backend, [7], [7], [4, 0], state_mode=mode)
 
         assert buffers.may_split(metadata, [4]) is allowed, mode
+
+
+def test_a_request_without_tokens_writes_nothing(backend):
+    table = MultiGroupBlockTable([4], 3, 64, 16, backend=backend)
+    for row, ids in enumerate(([7], [8, 7], [9])):
+        table.add_row([ids], row)
+    starts, computed = [0, 4, 4, 8], [4, 6, 0]
+    metadata = step_metadata(table.commit(3, starts, computed), starts, computed)
+
+    assert MicroBatches(table).may_split(metadata, [4])
+
+
+def test_a_column_is_whole_when_all_ranks_have_it(backend):
+    """Of two ranks a column holds eight tokens; four leave it to the one request that goes on with it."""
+    for computed, allowed in (([4, 0], True), ([8, 0], False)):
+        metadata, buffers = two_requests(backend, [7, 1], [7, 2], computed, world_size=2)
+
+        assert buffers.may_split(metadata, [4]) is allowed
 
 
 def test_an_encoders_tokens_are_not_written_by_a_step(backend):
