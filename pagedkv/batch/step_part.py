@@ -40,7 +40,8 @@ class StepPart:
     """Device views of one micro-batch: slices of the step's arrays, and the arrays of its own.
 
     The slices are valid until the next commit into the step's output set, the others until the next split
-    into the same `MicroBatches`.
+    into the same `MicroBatches`. The slices start at a cut, so they are not aligned to 256 bytes, as all
+    other arrays are: copy them for a consumer that needs it.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pagedkv import KVCacheGroupSpec, MultiGroupBlockTable
 from pagedkv.batch.micro_batches import MicroBatches
 from pagedkv.batch.step_metadata import step_metadata
-from tests.tables.models import to_numpy
+from tests.tables.models import bytes_past_alignment, to_numpy
 
 from .drawn import GROUPS, one_step, steps
 
@@ -223,6 +223,16 @@ def test_a_split_copies_nothing_from_the_host_and_keeps_its_addresses(backend):
 
     assert len(seen) == 1
     assert drawn.table.num_h2d_copies == copies
+
+
+def test_the_arrays_of_a_parts_own_are_aligned(backend):
+    """The others are slices of the step's, which start at its cut."""
+    drawn = one_step()
+
+    for part in drawn.metadata(backend).split([3, 6], MicroBatches(drawn.table, 3)):
+        arrays = [part.batch.query_start_loc, part.batch.seq_lens, part.batch.token_to_req_indices]
+        arrays += [group.dcp_local_seq_lens for group in part]
+        assert [bytes_past_alignment(array) for array in arrays] == [0] * 5
 
 
 def test_other_buffers_keep_the_parts_of_a_step_in_flight(backend):

@@ -9,13 +9,19 @@ from tests.tables.models import to_numpy
 
 
 def arrays_of(step, table):
-    """All arrays that a step hands out, by name."""
-    found = {name: getattr(step, name) for name in ("query_start_loc", "seq_lens", "positions")}
+    """All arrays that a step hands out, by name; of state columns the lines, each of which is contiguous."""
+    names = ("query_start_loc", "seq_lens", "positions", "token_to_req_indices")
+    found = {name: getattr(step, name) for name in names}
     for group in range(table.num_groups):
-        found[f"block_table({group})"] = step.block_table(group)
-        found[f"slot_mapping({group})"] = step.slot_mapping(group)
-        for view in range(len(table[group]._spec.kernel_views)):
+        spec = table[group]._spec
+        names = ["block_table", "slot_mapping", "local_seq_lens"]
+        names += ["state_indices", "initial_state_indices"] if spec.state_mode is not None else []
+        found |= {f"{name}({group})": getattr(step, name)(group) for name in names}
+        for view in range(len(spec.kernel_views)):
             found[f"kernel_block_table({group}, {view})"] = step.kernel_block_table(group, view)
+        if spec.state_mode is not None:
+            columns = step.state_columns(group)
+            found |= {f"state_columns({group})[{k}]": columns[k] for k in range(3)}
     return found
 
 

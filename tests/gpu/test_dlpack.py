@@ -47,13 +47,23 @@ import json, os, sys
 os.environ["JAX_ENABLE_X64"] = "1"  # without it JAX turns int64 slots into int32, and says nothing
 import jax
 import numpy as np
-from pagedkv import MultiGroupBlockTable
-table = MultiGroupBlockTable([4, 8], 4, 512, 64, backend=sys.argv[1])
+from pagedkv import KVCacheGroupSpec, MultiGroupBlockTable
+groups = [4, 8, KVCacheGroupSpec(4, state_mode="all"), KVCacheGroupSpec(4, state_mode="all")]
+table = MultiGroupBlockTable(groups, 4, 512, 64, backend=sys.argv[1])
 for row in range(4):
-    table.add_row(([1 + row, 11 + row], [21 + row]), row)
+    table.add_row(([1 + row, 11 + row], [21 + row], [31 + row], [41 + row, 51 + row]), row)
 step = table.commit(4, np.arange(5, dtype=np.int32), np.full(4, 5, np.int32))
 step.ready.synchronize()
-arrays = {"table": step.block_table(0), "slots": step.slot_mapping(0), "lengths": step.seq_lens}
+arrays = {
+    "table": step.block_table(0),
+    "slots": step.slot_mapping(0),
+    "lengths": step.seq_lens,
+    "requests": step.token_to_req_indices,
+    "local lengths": step.local_seq_lens(1),
+    "states": step.state_indices(3),
+    "initial states": step.initial_state_indices(3),
+    "last columns": step.state_columns(3)[2],
+}
 read = {name: jax.dlpack.from_dlpack(array) for name, array in arrays.items()}
 json.dump({
     name: {
@@ -102,4 +112,13 @@ def test_jax_reads_the_tables_without_a_copy(gpu_backend):
     assert read["slots"]["same address"]
     assert read["slots"]["dtype"] == "int64"
     assert read["slots"]["values"] == [11 * 4 + 1, 12 * 4 + 1]
-    assert read["lengths"] == {"same address": True, "dtype": "int32", "values": [6, 6]}
+    of_requests = {
+        "lengths": [6, 6],
+        "requests": [0, 1],
+        "local lengths": [6, 6],
+        "states": [[51], [52], [53], [54]],
+        "initial states": [51, 52],
+        "last columns": [1, 1],
+    }
+    for name, values in of_requests.items():
+        assert read[name] == {"same address": True, "dtype": "int32", "values": values}, name

@@ -10,6 +10,16 @@ def to_numpy(array):
     return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
+def bytes_past_alignment(array):
+    """How far an array starts past 256 bytes; on the host, where allocations do not, within its allocation."""
+    if hasattr(array, "get"):
+        return array.data.ptr % 256
+    owner = array
+    while owner.base is not None:
+        owner = owner.base
+    return (array.ctypes.data - owner.ctypes.data) % 256
+
+
 def table_of(rows, width):
     """Lists of block ids as a table: NULL in every column past a row's count."""
     table = np.full((len(rows), width), NULL_BLOCK_ID, np.int32)
