@@ -11,7 +11,7 @@ def to_numpy(array):
 
 
 def bytes_past_alignment(array):
-    """How far an array starts past 256 bytes; on the host, where allocations do not, within its allocation."""
+    """How far an array starts past 256 bytes; on the host counted from its allocation."""
     if hasattr(array, "get"):
         return array.data.ptr % 256
     owner = array
