@@ -259,6 +259,36 @@ def test_an_output_set_of_another_number_is_split_as_well(backend):
     assert to_numpy(first.batch.seq_lens).tolist() == [3, 4]
 
 
+def test_the_same_cut_of_steps_with_more_and_less_padding(backend):
+    drawn = one_step()
+    drawn.commit(backend)
+    buffers, sizes = MicroBatches(drawn.table), {"num_reqs_padded": 4, "num_tokens_padded": 10}
+    for starts in ([0, 1, 5, 7], [0, 1, 5, 9], [0, 1, 5, 7]):
+        step = drawn.table.commit(3, starts, drawn.computed, **sizes)
+
+        _, second = step_metadata(step, starts, drawn.computed).split([3], buffers)
+
+        assert second.step.num_tokens == second.batch.num_tokens_unpadded == starts[-1] - 3
+        assert second.step.num_reqs == second.batch.num_reqs_unpadded == 2
+
+
+def test_a_split_takes_its_turn_among_the_calls_of_its_table(backend, monkeypatch):
+    """It waits for the commit on another stream, and the next commit waits for it."""
+    drawn = one_step()
+    metadata, buffers, calls = drawn.metadata(backend), MicroBatches(drawn.table), []
+    committer = drawn.table._committer
+    launch = buffers._launch
+    for name in ("order", "finish"):
+        real = getattr(committer, name)
+        monkeypatch.setattr(committer, name, lambda *a, n=name, r=real: (calls.append(n), r(*a)))
+    monkeypatch.setattr(buffers, "_launch", lambda *a: (calls.append("split"), launch(*a)))
+
+    metadata.split([3], buffers)
+    metadata.split([3], buffers, enqueue=False)
+
+    assert calls == ["split", "order", "finish"]
+
+
 def test_no_more_cuts_are_remembered_than_a_limit(backend, monkeypatch):
     monkeypatch.setattr("pagedkv.batch.micro_batches._MOST_MADE", 4)
     drawn = one_step()
