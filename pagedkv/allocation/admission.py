@@ -15,7 +15,6 @@ from pagedkv.allocation.group_rules import (
     ENCODER_ONLY,
     HASHES,
     KIND,
-    SPARE,
     STATE,
     STATE_ALIGNED,
     first_needed_block,
@@ -24,6 +23,7 @@ from pagedkv.allocation.group_rules import (
 from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.matching import block_at, longest_hit
 from pagedkv.allocation.prefix_index import is_cached
+from pagedkv.allocation.state_columns import num_state_blocks
 
 Array = s.Array
 Int = s.Int
@@ -72,10 +72,10 @@ def reserve_copy(pool: Array, mirror: Array, m: Array, line: Array, g: int, wher
 @inlined
 def num_new_blocks(m: Array, line: Array, g: int, held: int, num_slots: int, num_tokens: int) -> Int:
     """Blocks that group g needs beyond the `held` entries of the table, NULL ones among them."""
-    missing = num_required(m.groups, g, num_slots, num_tokens, line[s.NUM_ENCODER]) - held
-    if m.groups[g, KIND] == STATE_ALIGNED and missing > 0:
-        return 1 if line[s.ROW] >= 0 else 1 + m.groups[g, SPARE]
-    return max(missing, 0)
+    required = num_required(m.groups, g, num_slots, num_tokens, line[s.NUM_ENCODER])
+    if m.groups[g, KIND] == STATE_ALIGNED:
+        return max(num_state_blocks(m, line, g, held, required), 0)
+    return max(required - held, 0)
 
 
 @inlined

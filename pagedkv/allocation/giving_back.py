@@ -91,6 +91,18 @@ def give_back(state: Array, handles: Array, end: bool, defer: bool) -> tuple[int
     return s.GOOD, 0, places, out[first:used]
 
 
+@inlined
+def _forget_tokens(m: Array, line: Array, num_tokens: int) -> None:
+    """Know `num_tokens` tokens only, of those that were looked up, allocated for and hashed."""
+    running = line[s.ROW] >= 0
+    if running and m.limits[s.STATES] != 0 and num_tokens < line[s.ALLOCATED]:
+        line[s.SHARES] = 1  # a state may stand where the tokens were that go: the next allocation looks
+    line[s.NUM_TOKENS] = num_tokens
+    line[s.MATCHED] = min(line[s.MATCHED], num_tokens - (not running))  # or ALLOCATED, where it runs
+    if m.limits[s.PAGE_SIZE] > 0:
+        line[s.NUM_HASHED] = min(line[s.NUM_HASHED], num_tokens // m.limits[s.PAGE_SIZE])
+
+
 @compiled
 def truncate(state: Array, handle: int, num_tokens: int, defer: bool) -> tuple[int, Array]:
     """Drop the tokens from `num_tokens` on; (fault, blocks to free later).
@@ -124,10 +136,7 @@ def truncate(state: Array, handle: int, num_tokens: int, defer: bool) -> tuple[i
         line[s.SHARES] = 1
         set_capacity(mirror, m, line)
         set_next_event(mirror, m, at)
-    line[s.NUM_TOKENS] = num_tokens
-    line[s.MATCHED] = min(line[s.MATCHED], num_tokens - (line[s.ROW] < 0))  # or ALLOCATED, where it runs
-    if m.limits[s.PAGE_SIZE] > 0:
-        line[s.NUM_HASHED] = min(line[s.NUM_HASHED], num_tokens // m.limits[s.PAGE_SIZE])
+    _forget_tokens(m, line, num_tokens)
     if not defer:
         release(pool.records, pool.counters, pool.twins, out[:used], False)
         used = 0

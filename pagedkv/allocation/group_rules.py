@@ -91,13 +91,15 @@ def first_needed_block(rows: GroupRows, g: int, num_computed: int) -> Int:
 
 @inlined
 def num_required(rows: GroupRows, g: int, num_slots: int, num_tokens: int, num_encoder_tokens: int) -> Int:
-    """Logical blocks for `num_slots` tokens, of which the first `num_tokens` are no lookahead."""
+    """Logical blocks for `num_slots` tokens, of which the first `num_tokens` are the step's and before.
+
+    A state stands where the step's last token is: slots for later tokens are nothing to it.
+    """
     kind, size = rows[g, KIND], rows[g, BLOCK_SIZE]
     if kind == STATE:
         return 1 + rows[g, SPARE]
     if kind == STATE_ALIGNED:
-        end = num_slots if rows[g, SPARE] > 0 else num_tokens  # drafts' states need blocks of their own
-        return (end + size - 1) // size + rows[g, SPARE]
+        return (num_tokens + size - 1) // size + rows[g, SPARE]
     if kind == CROSS:
         return (num_encoder_tokens + size - 1) // size
     if kind == ENCODER_ONLY:

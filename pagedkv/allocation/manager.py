@@ -5,6 +5,7 @@ from typing import Any
 
 from pagedkv.allocation import manager_state as ms
 from pagedkv.allocation.block_pool import BlockPool
+from pagedkv.allocation.group_rules import STATE_ALIGNED
 from pagedkv.allocation.group_specs import GroupSpec
 from pagedkv.allocation.hashing import BlockHasher
 from pagedkv.allocation.manager_blocks import ManagerBlocks
@@ -90,7 +91,8 @@ class KVCacheManager(ManagerBlocks):
             mirror, self.table_groups, num_blocks, max_num_seqs, max_model_len, context_parallel
         )
         page = hash_block if enable_prefix_caching else 0
-        limits = (max_model_len, alignment, page, int(watermark * num_blocks))
+        has_states = any(group.rule()[0] == STATE_ALIGNED for group in self.groups)
+        limits = (max_model_len, alignment, page, int(watermark * num_blocks), has_states)
         state = ms.ManagerState(self.groups, pool, hasher, mirror, limits, context_parallel)
         super().__init__(state, defer_frees)
 

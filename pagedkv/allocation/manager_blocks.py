@@ -50,9 +50,10 @@ class ManagerBlocks(ManagerTokens):
         seqs : array_like of int64, shape [B]
             Handles, each once.
         num_new_tokens : array_like of int, shape [B]
-            Tokens after the computed ones, at least 1; what lies past the model length gets nothing.
+            Every token of the step, the drafts that it verifies included: those after the computed ones, at
+            least 1. What lies past the model length gets nothing.
         num_lookahead_tokens : int
-            Slots beyond these, for drafts.
+            Slots beyond the step, for what a drafter computes after it. Recurrent states have none.
 
         Raises
         ------
@@ -62,6 +63,13 @@ class ManagerBlocks(ManagerTokens):
             There is no row left for a sequence that starts.
         StaleSequenceError, ValueError
             A handle is unknown or occurs twice, or a count is below 1.
+
+        Notes
+        -----
+        With `MambaSpec(block_size, "align")` a state stands in the column of the step's last token, where the
+        tables look for it. So `num_new_tokens` must be what the step computes, neither more nor less, and end
+        within the model length. Where a step is cut short after all, allocate for it again: the last call
+        before the step counts, and moves the state back.
         """
         return self._allocate(seqs, num_new_tokens, num_lookahead_tokens, exclusive=True)
 
@@ -117,11 +125,13 @@ class ManagerBlocks(ManagerTokens):
         if self.pool.has_events:
             self._make_room(handles, counts, lookahead, self.num_free_blocks)
         state = self._state.compiled_state()
-        fault, done, needed, block_ids, computed = placement.allocate(
+        fault, done, needed, block_ids, computed, back = placement.allocate(
             state, handles, counts, lookahead, exclusive
         )
         if exclusive or fault not in (s.OUT_OF_BLOCKS, s.OUT_OF_ROWS):
             raise_fault(self, fault, done, handles, counts if fault == s.BAD_COUNT else needed)
+        if back.size:
+            self._defer(back)
         self._fetch_events()
         return Allocation(done, block_ids, computed[:done])
 

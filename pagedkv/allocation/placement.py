@@ -6,9 +6,11 @@ from pagedkv.allocation import sequence_state as s
 from pagedkv.allocation.admission import plan, room_for_hits
 from pagedkv.allocation.block_records import NEXT, UNLINKED
 from pagedkv.allocation.free_queue import unlink
+from pagedkv.allocation.group_rules import KIND, STATE_ALIGNED
 from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.references import take
 from pagedkv.allocation.row_writing import place_hit, place_new, replace, set_capacity, set_next_event
+from pagedkv.allocation.state_columns import place_states
 from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
 
@@ -44,7 +46,7 @@ def _sort_out(
 
     For the others it is noted at once that they were allocated for; `before` has what stood there.
     """
-    sequences, longest = m.sequences, m.limits[s.MAX_MODEL_LEN]
+    sequences, longest, states = m.sequences, m.limits[s.MAX_MODEL_LEN], m.limits[s.STATES]
     num_hard = 0
     for i in range(places.size):
         at = places[i]
@@ -52,13 +54,15 @@ def _sort_out(
             return s.BAD_COUNT, i, 0
         start = sequences[at, s.NUM_COMPUTED]
         computed[i] = start
-        num_slots = min(np.int64(start) + num_new[i] + lookahead, longest)
+        num_tokens = min(np.int64(start) + num_new[i], longest)
+        num_slots = min(num_tokens + lookahead, longest)
         before[i] = sequences[at, s.ALLOCATED]
-        if num_slots > sequences[at, s.CAPACITY] or sequences[at, s.SHARES] != 0:
+        is_less = states != 0 and num_tokens < before[i]  # a state may have to go back
+        if num_slots > sequences[at, s.CAPACITY] or sequences[at, s.SHARES] != 0 or is_less:
             hard[num_hard] = i
             num_hard += 1
         else:
-            sequences[at, s.ALLOCATED] = max(num_slots, before[i])
+            sequences[at, s.ALLOCATED] = max(num_tokens if states != 0 else num_slots, before[i])
     return s.GOOD, 0, num_hard
 
 
@@ -81,10 +85,14 @@ def _place(
     lookahead: int,
     new: Array,
     hits: Array,
-    used: tuple[int, int, int],
-) -> tuple[int, int, int]:
-    """Write one sequence's hits, copies and new blocks; `used` says how far these three are used up."""
-    used_hits, copy, used_new = used
+    back: Array,
+    used: tuple[int, int, int, int],
+) -> tuple[int, int, int, int]:
+    """Write one sequence's hits, copies and new blocks, and note blocks to give back.
+
+    `used` says how far these four are used up.
+    """
+    used_hits, copy, used_new, num_back = used
     line = m.sequences[at]
     admitted = line[s.ROW] < 0
     if admitted:
@@ -99,12 +107,16 @@ def _place(
             replace(pool, mirror, m, line, g, copy, new[used_new])
             used_new += 1
             copy += 1
-        used_new = place_new(mirror, m, line, g, num_slots, num_tokens, admitted, new, used_new)
+        if m.groups[g, KIND] == STATE_ALIGNED:
+            used_new, num_back = place_states(mirror, m, line, g, num_tokens, new, used_new, back, num_back)
+        else:
+            used_new = place_new(mirror, m, line, g, num_slots, num_tokens, new, used_new)
     line[s.SHARES] = 0
     set_capacity(mirror, m, line)
-    line[s.ALLOCATED] = max(min(num_slots, line[s.CAPACITY]), 0 if admitted else line[s.ALLOCATED])
+    before = 0 if admitted else line[s.ALLOCATED]
+    line[s.ALLOCATED] = num_tokens if m.limits[s.STATES] else max(min(num_slots, line[s.CAPACITY]), before)
     set_next_event(mirror, m, at)
-    return used_hits, copy, used_new
+    return used_hits, copy, used_new, num_back
 
 
 @inlined
@@ -119,15 +131,18 @@ def _place_all(
     lookahead: int,
     new: Array,
     hits: Array,
+    back: Array,
     first_copy: int,
     computed: Array,
-) -> None:
-    used = (0, first_copy, 0)
+) -> Int:
+    """Serve the hard ones that fit; returns how many blocks to give back are in `back`."""
+    used = (0, first_copy, 0, 0)
     for i in hard:
         if i >= fitting:
             break
-        used = _place(pool, mirror, m, places[i], i, num_new[i], lookahead, new, hits, used)
+        used = _place(pool, mirror, m, places[i], i, num_new[i], lookahead, new, hits, back, used)
         computed[i] = m.sequences[places[i], s.NUM_COMPUTED]
+    return used[3]
 
 
 @inlined
@@ -141,22 +156,25 @@ def _hold_hits(pool: Array, hits: Array, num_hits: int) -> None:
 @compiled
 def allocate(
     state: Array, handles: Array, num_new: Array, lookahead: int, exclusive: bool
-) -> tuple[int, int, int, Array, Array]:
-    """Allocate for a batch; (fault, sequences done or index at fault, blocks needed, new ids, computed)."""
+) -> tuple[int, int, int, Array, Array, Array]:
+    """Allocate for a batch.
+
+    Returns (fault, sequences done or index at fault, blocks needed, new ids, computed, ids to free).
+    """
     pool, mirror, m = unpack(state)
     computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
     before = np.empty(handles.size, np.int32)
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
-        return fault, at, 0, nothing, computed
+        return fault, at, 0, nothing, computed, nothing
     places = m.batch_places[: handles.size]
     fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, before, hard)
     if fault != s.GOOD:
         _take_back(m, places, before, 0, at)
-        return fault, at, 0, nothing, computed
+        return fault, at, 0, nothing, computed, nothing
     if num_hard == 0:
-        return fault, handles.size, 0, nothing, computed
+        return fault, handles.size, 0, nothing, computed, nothing
     hard = hard[:num_hard]
     first_copy = m.totals[s.NUM_COPIES]
     hits = np.empty(room_for_hits(m, places, hard), np.int32)
@@ -166,9 +184,12 @@ def allocate(
     if fault != s.GOOD:
         _take_back(m, places, before, 0 if exclusive else fitting, places.size)
     if fault != s.GOOD and exclusive:
-        return fault, fitting, needed, nothing, computed
+        return fault, fitting, needed, nothing, computed, nothing
     _hold_hits(pool, hits, num_hits)
     new = np.empty(num_taken, np.int32)
     take(pool.records, pool.counters, pool.keys, pool.twins, pool.entries, pool.log, new)
-    _place_all(pool, mirror, m, places, num_new, hard, fitting, lookahead, new, hits, first_copy, computed)
-    return fault, fitting, needed, new, computed
+    back = np.empty(hard.size * m.groups.shape[0] if m.limits[s.STATES] else 0, np.int32)
+    num_back = _place_all(
+        pool, mirror, m, places, num_new, hard, fitting, lookahead, new, hits, back, first_copy, computed
+    )
+    return fault, fitting, needed, new, computed, back[:num_back]

@@ -1,4 +1,4 @@
-"""How blocks enter table rows, compiled: hits, copies, new blocks and states, with their dirty ranges."""
+"""How blocks enter table rows, compiled: hits, copies and new blocks, with their dirty ranges."""
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def set_next_event(mirror: Array, m: Array, at: int) -> None:
         elif kind == STATE_ALIGNED:
             event = min(event, end + 1)
             if mirror.counts[g, line[s.ROW]] - m.groups[g, SPARE] > (line[s.NUM_COMPUTED] + size - 1) // size:
-                event = min(event, line[s.NUM_COMPUTED] + 1)  # see `settling`: a state may have to move
+                event = min(event, line[s.NUM_COMPUTED] + 1)  # see `state_columns`: a state may have to move
     line[s.NEXT_EVENT] = event
 
 
@@ -88,22 +88,6 @@ def place_hit(mirror: Array, m: Array, at: int, g: int, hits: Array, used: int) 
 
 
 @inlined
-def _place_states(mirror: Array, m: Array, line: Array, g: int, required: int, admitted: bool) -> Int:
-    """Make room for a later running state: NULL between, drafts' blocks move behind it; the new end."""
-    base, row, spare = base_of(mirror, g, line[s.ROW]), line[s.ROW], m.groups[g, SPARE]
-    held = mirror.counts[g, row]
-    running = required - spare - 1
-    end = max(held, running)
-    if not admitted:
-        for j in range(held - spare, min(held, running)):
-            mirror.blocks[base + end] = mirror.blocks[base + j]
-            mirror.blocks[base + j] = 0
-            mark_dirty(mirror.ranges, mirror.dirty, g * mirror.counts.shape[1] + row, j, j + 1)
-            end += 1
-    return end
-
-
-@inlined
 def place_new(
     mirror: Array,
     m: Array,
@@ -111,7 +95,6 @@ def place_new(
     g: int,
     num_slots: int,
     num_tokens: int,
-    admitted: bool,
     new: Array,
     used: int,
 ) -> Int:
@@ -121,11 +104,8 @@ def place_new(
     required = num_required(m.groups, g, num_slots, num_tokens, line[s.NUM_ENCODER])
     if required <= held:
         return used
-    end = held
-    if m.groups[g, KIND] == STATE_ALIGNED:
-        end = _place_states(mirror, m, line, g, required, admitted)
     base = base_of(mirror, g, row)
-    for j in range(end, required):
+    for j in range(held, required):
         mirror.blocks[base + j] = new[used]
         used += 1
     mirror.counts[g, row] = required

@@ -7,7 +7,7 @@
     extras     uint64 [capacity, 4]       extras of the first block not hashed at `add`, and of later ones
     rows       int32 [1 + max_num_rows]   how many table rows are free, then which, the next one last
     copies     int32 [capacity, 2]        copies that were not taken yet: source, target
-    limits     int64 [4]                  what was fixed at construction
+    limits     int64 [5]                  what was fixed at construction
     recent     int64 [1000, 2]            prompt tokens and hits of the last sequences admitted
     batch_*    [capacity]                 the last batch's handles, int64, and places, int32
     totals     int64 [13]                 counters
@@ -40,7 +40,9 @@ CAPACITY: Final = 5
 MATCHED: Final = 6
 """Tokens that `match_prefix` found, until the first allocation takes them."""
 ALLOCATED: Final = MATCHED
-"""The same number from then on: up to which token the sequence was allocated for, drafts included."""
+"""The same number from then on: up to which token the sequence was allocated for.
+
+Lookahead included, but where there are `STATES`: these name just the tokens of a step."""
 EXTENT: Final = 7
 """First page of the sequence's tokens."""
 NUM_PAGES: Final = 8
@@ -67,7 +69,9 @@ PAGE_SIZE: Final = 2
 """Tokens a hash block; 0 where prefix caching is off."""
 WATERMARK: Final = 3
 """Blocks that stay free when a sequence is admitted beside others."""
-NUM_LIMITS: Final = 4
+STATES: Final = 4
+"""1 where a group of states is among the groups that stand where the step's last token is ("align")."""
+NUM_LIMITS: Final = 5
 
 NUM_SEQUENCES: Final = 0
 NUM_RUNNING: Final = 1

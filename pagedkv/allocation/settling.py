@@ -16,7 +16,8 @@ from pagedkv.allocation.inlined import inlined
 from pagedkv.allocation.prefix_index import is_cached, store
 from pagedkv.allocation.publishing import with_group
 from pagedkv.allocation.references import release_into
-from pagedkv.allocation.row_writing import base_of, set_capacity, set_next_event
+from pagedkv.allocation.row_writing import base_of, set_next_event
+from pagedkv.allocation.state_columns import move_state, num_columns_ahead
 from pagedkv.allocation.unpacking import unpack
 from pagedkv.compiled import compiled
 from pagedkv.mirror import mark_dirty
@@ -75,13 +76,6 @@ def _drop_skipped(mirror: Array, m: Array, at: int, g: int, out: Array, used: in
 
 
 @inlined
-def _num_columns_ahead(mirror: Array, m: Array, at: int, g: int, computed: int) -> Int:
-    """How far the running state stands behind the column of the last computed token."""
-    size, held = m.groups[g, BLOCK_SIZE], mirror.counts[g, m.sequences[at, s.ROW]]
-    return held - m.groups[g, SPARE] - (computed + size - 1) // size
-
-
-@inlined
 def _num_skipped_blocks(mirror: Array, m: Array, at: int, computed: int) -> Int:
     """Most blocks that a commit can free for one sequence."""
     num = 0
@@ -89,36 +83,8 @@ def _num_skipped_blocks(mirror: Array, m: Array, at: int, computed: int) -> Int:
         if m.groups[g, KIND] != FULL:
             num += max(0, first_needed_block(m.groups, g, computed) - m.cursors[at, g, s.FIRST_LIVE])
         if m.groups[g, KIND] == STATE_ALIGNED:
-            num += max(0, _num_columns_ahead(mirror, m, at, g, computed))
+            num += max(0, num_columns_ahead(mirror, m, at, g, computed))
     return num
-
-
-@inlined
-def _move_state(mirror: Array, m: Array, at: int, g: int, out: Array, used: int) -> Int:
-    """Move a running state, and its drafts' blocks, to the column of the last computed token.
-
-    It stands further right where a step computed less than was allocated, as with rejected drafts. What
-    stood there or between, the state before, is noted in `out`.
-    """
-    line = m.sequences[at]
-    row, ahead = line[s.ROW], _num_columns_ahead(mirror, m, at, g, line[s.NUM_COMPUTED])
-    if ahead <= 0:
-        return used
-    base, held = base_of(mirror, g, row), mirror.counts[g, row]
-    running = held - m.groups[g, SPARE] - 1
-    for j in range(running - 1, running - ahead - 1, -1):
-        if mirror.blocks[base + j] != 0:
-            out[used] = mirror.blocks[base + j]
-            used += 1
-    for j in range(running, held):
-        mirror.blocks[base + j - ahead] = mirror.blocks[base + j]
-    for j in range(held - ahead, held):
-        mirror.blocks[base + j] = 0
-    mirror.counts[g, row] = held - ahead
-    mark_dirty(mirror.ranges, mirror.dirty, g * mirror.counts.shape[1] + row, running - ahead, held)
-    set_capacity(mirror, m, line)
-    line[s.ALLOCATED] = min(line[s.ALLOCATED], line[s.CAPACITY])
-    return used
 
 
 @inlined
@@ -163,7 +129,7 @@ def _publish_and_drop(
         at = places[i]
         for g in range(m.groups.shape[0]):
             if m.groups[g, KIND] == STATE_ALIGNED:
-                used = _move_state(mirror, m, at, g, out, used)
+                used = move_state(mirror, m, at, g, out, used)
             if m.groups[g, HASHES] > 0:
                 _publish(pool, mirror, m, at, g)
             if out.size > 0:

@@ -19,16 +19,17 @@ class MambaSpec:
         Tokens from one kept state to the next ("align"); the states between are overwritten.
     cache_mode : {"none", "align"}
         "none": one running state per sequence, in logical block 0. "align": the running state is in the
-        block of the last token, and where a step ended on a block boundary, the state there is kept for
-        the prefix cache.
+        block of the step's last token, and where a step ended on a block boundary, the state there is kept
+        for the prefix cache.
     num_speculative_blocks : int
         Further state blocks behind the running one, for drafts.
 
     Notes
     -----
-    With "align", a step writes its last state into the block behind which only the drafts' blocks stand. A
-    commit moves that block to the column of the last computed token, so that rejected drafts and steps that
-    computed less leave it where the next one reads. So commit a step before the next one is allocated.
+    With "align", a step writes its last state into the column of its last token, drafts included and
+    lookahead not, behind which only the drafts' blocks stand: allocate exactly the tokens that it computes. A
+    commit moves that block to the column of the last computed token, so that rejected drafts leave it where
+    the next step reads. So commit a step before the next one is allocated.
     """
 
     block_size: int

@@ -18,6 +18,10 @@ def cdiv(a, b):
     return -(-a // b)
 
 
+def is_aligned(group):
+    return isinstance(group, MambaSpec) and group.cache_mode == "align"
+
+
 class Sequence:
     def __init__(self, handle, tokens, extra_keys, num_encoder_tokens):
         self.handle = handle
@@ -101,9 +105,7 @@ class Engine:
                     total += 0 if sequence.running else 1 + group.num_speculative_blocks
                     continue
                 case MambaSpec():
-                    end = num_slots if group.num_speculative_blocks else num_tokens
-                    if cdiv(end, size) + group.num_speculative_blocks > held:
-                        total += 1 if sequence.running else 1 + group.num_speculative_blocks
+                    total += max(self.num_states_missing(g, sequence, start, num_tokens), 0)
                     continue
             total += max(cdiv(num_slots, size) - held, 0)
             if sequence.running and start // size < held:
@@ -113,6 +115,22 @@ class Engine:
             hits = [block for g in range(len(self.groups)) for block in self.cached_blocks(g, keys, hit)]
             total += sum(manager.pool.ref_counts[block] == 0 for block in hits)
         return total
+
+    def num_states_missing(self, g, sequence, start, end):
+        """Blocks without a state that a step up to `end` takes; fewer than none where it has too many.
+
+        One for each draft, and one for the state that the step leaves, if not in the last one's place.
+        """
+        columns = cdiv(start, self.sizes[g])
+        there = self.table(g, sequence)[columns:] if sequence.running else []
+        wanted = self.groups[g].num_speculative_blocks + (end > columns * self.sizes[g])
+        return wanted - sum(block != 0 for block in there)
+
+    def num_given_back(self, sequence, num_new):
+        """Blocks that an allocation frees, as it is for fewer tokens than the one before."""
+        end = min(sequence.computed + num_new, self.manager.max_model_len)
+        aligned = [g for g, group in enumerate(self.groups) if is_aligned(group)] if sequence.running else []
+        return sum(max(-self.num_states_missing(g, sequence, sequence.computed, end), 0) for g in aligned)
 
     # a step
 
@@ -143,24 +161,27 @@ class Engine:
                     for block in table if start == 0 else ():
                         self.content[block] = self.tag(g, sequence, 0)
                 case MambaSpec():
-                    self.advance_state(g, sequence, table, end if num_kept is None else start + num_kept)
+                    last = (end - 1) // self.sizes[g] if is_aligned(group) else 0
+                    kept = end if num_kept is None else start + num_kept
+                    self.advance_state(g, sequence, table[last:], kept)
                 case _:
                     for position in range(start, end):
                         block = table[position // self.sizes[g]]
                         assert self.manager.pool.is_writable([block])[0]
                         self.content[block, position % self.sizes[g]] = self.tag(g, sequence, position + 1)
 
-    def advance_state(self, g, sequence, table, end):
-        self.check_state(g, sequence, table)
-        spare = self.groups[g].num_speculative_blocks
-        running = table[len(table) - spare - 1]
-        assert self.manager.pool.is_writable([running, *table[len(table) - spare :]]).all()
-        self.content[running] = self.tag(g, sequence, end)
+    def advance_state(self, g, sequence, written, end):
+        """Write the states of a step into the columns from its last token's on: the last of the row."""
+        self.check_state(g, sequence, self.table(g, sequence))
+        assert len(written) == 1 + self.groups[g].num_speculative_blocks
+        assert 0 not in written
+        assert self.manager.pool.is_writable(written).all()
+        self.content[written[1:]] = STALE  # of drafts
+        self.content[written[0]] = self.tag(g, sequence, end)
 
     def check_state(self, g, sequence, table):
         if sequence.computed > 0:
-            aligned = self.groups[g].cache_mode == "align"
-            column = (sequence.computed - 1) // self.sizes[g] if aligned else 0
+            column = (sequence.computed - 1) // self.sizes[g] if is_aligned(self.groups[g]) else 0
             assert self.content[table[column], 0] == self.tag(g, sequence, sequence.computed)
 
     def read_back(self):

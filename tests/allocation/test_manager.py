@@ -158,7 +158,7 @@ def test_recurrent_states_are_kept_where_a_step_ends_on_a_boundary():
     ],
 )
 def test_a_state_stands_in_the_column_of_the_last_computed_token(allocated, committed, rows):
-    """However much was allocated for; a fork copies that block, and never the null block."""
+    """However many drafts were rejected; a fork copies that block, and never the null block."""
     manager = manager_of(FullAttentionSpec(4), MambaSpec(4, "align"), enable_events=True)
     seq = manager.add(range(20))
     for count in allocated[: 1 + len(allocated) - len(committed)]:
@@ -183,7 +183,7 @@ def test_drafts_that_cross_a_block_have_states_to_write():
     seq = manager.add(range(3))
     run(manager, seq)
     manager.append([seq], [9])
-    manager.allocate_slots([seq], [1], num_lookahead_tokens=3)
+    manager.allocate_slots([seq], [4])
     manager.append([seq], [7, 7, 7], [3])
 
     manager.commit([seq], [7])

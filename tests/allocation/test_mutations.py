@@ -37,6 +37,7 @@ PUBLISH_EARLY = """
 
 SOAKS = {
     "a state is published that no step ended with": (100, "[10:12]"),
+    "a state that goes on in place keeps a second block": (100, "[10:12]"),
 }
 """How many seeds of which groups it takes, where that is not the usual 12 of all."""
 
@@ -81,6 +82,23 @@ MUTATIONS = {
     ],
     "a state is published that no step ended with": [
         ("settling.py", "line[s.NUM_COMPUTED] != end * size or running != end", "running < 0"),
+    ],
+    "lookahead moves a state": [
+        ("group_rules.py", "(num_tokens + size - 1) // size + rows", "(num_slots + size - 1) // size + rows"),
+        (
+            "placement.py",
+            "place_states(mirror, m, line, g, num_tokens,",
+            "place_states(mirror, m, line, g, num_slots,",
+        ),
+    ],
+    "a state is not moved back": [
+        ("state_columns.py", "    if required == held:\n", "    if required <= held:\n"),
+    ],
+    "a state is not looked for where fewer tokens are allocated for": [
+        ("placement.py", "states != 0 and num_tokens < before[i]", "False"),
+    ],
+    "a state that goes on in place keeps a second block": [
+        ("state_columns.py", "if num > required - target:", "if False:"),
     ],
 }
 
