@@ -85,14 +85,7 @@ class StepMetadata:
             0,
         )
         batch.__class__ = BatchMetadata
-        groups = []
-        for group, spec, block_table, slots, local_seq_lens in shown[4]:
-            one = WritableGroup(batch, group, spec, block_table, slots, local_seq_lens, step)
-            one.__class__ = CommonAttentionMetadata
-            groups.append(one)
-        made: StepMetadata = _WritableStep(batch, tuple(groups), step)
-        made.__class__ = StepMetadata
-        return made
+        return _with_groups(batch, shown[4], step)
 
     def __getitem__(self, group: int) -> CommonAttentionMetadata:
         """Return the metadata of one group."""
@@ -148,11 +141,18 @@ def over(step: "Step | StepPart", batch: BatchMetadata) -> StepMetadata:
         num_reqs=step.num_reqs_padded,
         num_actual_tokens=step.num_tokens_padded,
     )
-    of_groups = [
-        CommonAttentionMetadata(shared, g, spec, table, slots, local_seq_lens, step)
-        for g, spec, table, slots, local_seq_lens in groups
-    ]
-    return StepMetadata(shared, tuple(of_groups), step)
+    return _with_groups(shared, groups, step)
+
+
+def _with_groups(batch: BatchMetadata, shown: Any, step: "Step | StepPart") -> StepMetadata:
+    groups = []
+    for group, spec, block_table, slots, local_seq_lens in shown:
+        one = WritableGroup(batch, group, spec, block_table, slots, local_seq_lens, step)
+        one.__class__ = CommonAttentionMetadata
+        groups.append(one)
+    made: StepMetadata = _WritableStep(batch, tuple(groups), step)
+    made.__class__ = StepMetadata
+    return made
 
 
 def _keep_views(step: "Step | StepPart") -> tuple[Any, Any, Any, Any, tuple[Any, ...]]:
