@@ -193,7 +193,8 @@ class Committer:
             raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
         check_int("num_reqs", num_reqs, 0, self.geometry.max_num_reqs)
         inputs = step_inputs(self.backend, num_reqs, starts, computed, positions, rows)
-        self._refuse_own_lengths(inputs, out)
+        if inputs.device_key:
+            self.outputs[out].overlaps.refuse_of_step(inputs.device)
         step = (inputs, num_reqs, num_reqs_padded, tokens_padded, out)
         buffer = self.ring.buffer
         key, num_tokens = self.pack(buffer, *step)
@@ -262,15 +263,6 @@ class Committer:
             raise PagedKVError(
                 "calls that copy from the host must not be captured: the host packs each step "
                 "(capture captured_step(...), or give compute_slot_mapping device arrays)"
-            )
-
-    def _refuse_own_lengths(self, inputs: Inputs, out: int) -> None:
-        # slot_mapping writes seq_lens while other blocks still read what they came from.
-        computed, own = inputs.device[1], self.outputs[out].seq_lens
-        if computed is not None and 0 <= computed.data.ptr - own.data.ptr < own.nbytes:
-            raise ValueError(
-                f"num_computed_tokens must not lie in the seq_lens that this step writes, got those of "
-                f"output set {out} (alternate between two sets: outputs(2), out=)"
             )
 
     def _acquire(self) -> HostBuffer:

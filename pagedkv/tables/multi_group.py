@@ -278,7 +278,8 @@ class MultiGroupBlockTable:
         Raises
         ------
         CapacityError, ValueError, TypeError
-            Sizes, order, dtype or device are wrong; nothing was enqueued or changed.
+            Sizes, order, dtype or device are wrong, or a device array lies in what this step writes (its own
+            query_start_loc and positions may be given as they are); nothing was enqueued or changed.
         PagedKVError
             The stream is being captured; use `captured_step`.
         """
@@ -357,7 +358,8 @@ class MultiGroupBlockTable:
         Raises
         ------
         CapacityError, ValueError, TypeError
-            Sizes, order, dtype or device are wrong; nothing was enqueued or changed.
+            Sizes, order, dtype or device are wrong, or a device array lies in the slots that are written;
+            nothing was enqueued or changed.
 
         Examples
         --------

@@ -60,6 +60,9 @@ def _compute(
     lines = (None, None)
     if rows is not None:
         lines = device_or_host(backend, "rows", rows, num_reqs, np.int32)
+    if starts[1] is not None or where[1] is not None or lines[1] is not None:
+        device = {"query_start_loc": starts[1], "positions": where[1], "rows": lines[1]}
+        outputs.overlaps.refuse_of_slots(device)
     num_positions = int(where[0].size if where[1] is None else where[1].size)
     has_host_rows = rows is not None and lines[1] is None
     _check(committer, starts[0], lines[0] if has_host_rows else NO_INT32, num_positions, num_reqs)

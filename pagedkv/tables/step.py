@@ -1,5 +1,6 @@
 """Step: what one commit hands to the attention kernels, as views of persistent device arrays."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from pagedkv.checks import check_int
 from pagedkv.constants import PAD_SLOT_ID
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry, aligned
+from pagedkv.tables.overlaps import Overlaps
 from pagedkv.tables.pack import HAS_WINDOWS, MAX_TOKENS, OUT, SEEN_WORDS
 from pagedkv.tables.state_outputs import StateOutputs
 
@@ -52,6 +54,11 @@ class OutputSet:
         self.kept: dict[tuple[int, int], Any] = {}
         self._num_groups = len(geometry.specs)
         self._cached: dict[tuple[str, int | None, int], Any] = {}
+
+    @cached_property
+    def overlaps(self) -> Overlaps:
+        """Which inputs on the device must not lie in these arrays; made when the first input comes."""
+        return Overlaps(self)
 
     def slot_mapping(self, group: int, num_tokens: int) -> Any:
         """Slots of one group, int64 [num_tokens]; a view, made once."""

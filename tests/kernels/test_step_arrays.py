@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from .test_slot_mapping import INT32, expected_local_length, run_step
-from .world import ONE_BLOCK, STALE, Group, World
+from .forms import EXAMPLES
+from .test_slot_mapping import INT32, expected_local_length, expected_step, run_step, steps
+from .world import ONE_BLOCK, STALE, Group, World, launches, narrow_launches
 
 
 def decodes(groups, num_computed):
@@ -37,6 +39,28 @@ def test_token_requests_that_start_off_a_pair_of_them(form):
     run_step(form, step, ONE_BLOCK, step_token_reqs=reqs[1:])
 
     assert reqs.tolist() == [STALE, *range(99)]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(step=steps(), shape=launches | narrow_launches)
+def test_starts_and_positions_may_be_those_that_the_step_writes(form, step, shape):
+    """Each element is overwritten with what it holds, whichever thread and group comes first."""
+    if step["positions"] is None:
+        step["positions"] = np.arange(step["num_tokens"])
+    step["staged"] -= {"query_start_loc", "positions"}
+    expected = expected_step(step)
+    own = {
+        "query_start_loc": np.full(step["world"].max_num_reqs + 1, STALE, np.int32),
+        "positions": np.full(step["max_num_tokens"], STALE, np.int64),
+    }
+    for name, array in own.items():
+        array[: len(step[name])] = step[name]
+        step[name] = array[: len(step[name])]
+
+    out = run_step(form, step, shape, **{f"step_{name}": array for name, array in own.items()})
+
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], out[name], name)
 
 
 class TestLocalLengths:

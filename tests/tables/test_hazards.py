@@ -116,22 +116,6 @@ def test_a_captured_step_holds_the_blocks_it_was_made_for(backend, num_reqs, num
 
 
 @pytest.mark.gpu
-def test_lengths_that_the_step_itself_writes(gpu_backend):
-    """The kernel would overwrite num_computed_tokens while other blocks still read them."""
-    table = MultiGroupBlockTable([16, 16], 2, 128, 8, backend=gpu_backend)
-    table.outputs(2)
-    table.add_rows([0, 1], [[2, 2], [2, 2]], np.arange(1, 9))
-    step = table.commit(2, [0, 1, 2], [3, 9])
-    for own in (step.seq_lens, step.seq_lens[:2]):
-        with pytest.raises(ValueError, match="alternate between two sets"):
-            table.commit(2, [0, 1, 2], own)
-
-    following = table.commit(2, [0, 1, 2], step.seq_lens, out=1)
-
-    assert to_numpy(following.seq_lens).tolist() == [5, 11]
-
-
-@pytest.mark.gpu
 def test_warmup_where_no_graph_can_be_captured(gpu_backend, monkeypatch):
     table = MultiGroupBlockTable([16], 2, 128, 8, backend=gpu_backend)
 
