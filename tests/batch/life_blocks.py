@@ -50,6 +50,9 @@ class FreeListBlocks:
         """Give each plan its blocks; those that do not fit are left out."""
         return [plan for plan in plans if self.serve(plan, lookahead)]
 
+    def grant_less(self, plans, lookahead):
+        """What was given for a step that is cut short stays for the next one."""
+
     def serve(self, plan, lookahead):
         request, starts = plan.request, plan.kind != "running"
         told = [[] for _ in self.specs] if starts else self.told[request]

@@ -26,9 +26,8 @@ class ManagedBlocks:
         )
         self.memory, self.num_blocks = memory, num_blocks
         self.num_told = {}  # request -> tokens that the manager knows
-        aligned = [g for g in groups if isinstance(g, MambaSpec) and g.cache_mode == "align"]
-        self.can_lag = not aligned  # a state has its place only once the step before is committed
-        self.has_draft_states = any(group.num_speculative_blocks for group in aligned)
+        # A state has its place only once the step before is committed.
+        self.can_lag = not any(isinstance(g, MambaSpec) and g.cache_mode == "align" for g in groups)
 
     @property
     def num_free(self):
@@ -44,15 +43,7 @@ class ManagedBlocks:
     def grant(self, plans, lookahead):
         """Let the manager serve the leading ones of a batch; who starts has what it hits."""
         plans = sorted(plans, key=lambda plan: plan.kind != "running")
-        handles = [plan.request.handle for plan in plans]
-        settled = self.manager.num_computed_tokens(handles).tolist() if plans else []
-        counts = [
-            plan.scheduled if plan.kind != "running" else plan.believed + plan.scheduled - known
-            for plan, known in zip(plans, settled, strict=True)
-        ]
-        ahead = 0 if self.has_draft_states else lookahead
-        served = self.manager.try_allocate_slots(handles, counts, num_lookahead_tokens=ahead)
-        self.memory.wipe(served.block_ids.tolist())
+        served = self.allocate(plans, [plan.kind == "running" for plan in plans], lookahead)
         copies = self.manager.take_block_copies()
         for source, target in copies.tolist():
             self.memory.copy(source, target)
@@ -63,6 +54,23 @@ class ManagedBlocks:
                 plan.believed = computed
                 plan.scheduled = min(plan.scheduled, len(plan.request.tokens) - computed)
         return plans
+
+    def grant_less(self, plans, lookahead):
+        """Allocate again for steps that are cut short: a state has another place then."""
+        served = self.allocate(plans, [True] * len(plans), lookahead)
+        assert served.num_sequences == len(plans), "fewer tokens need no more blocks"
+
+    def allocate(self, plans, run, lookahead):
+        """For the tokens of a step, and for those whose number the manager has not been told yet."""
+        handles = [plan.request.handle for plan in plans]
+        settled = self.manager.num_computed_tokens(handles).tolist() if plans else []
+        counts = [
+            plan.scheduled + (plan.believed - known) * runs
+            for plan, runs, known in zip(plans, run, settled, strict=True)
+        ]
+        served = self.manager.try_allocate_slots(handles, counts, num_lookahead_tokens=lookahead)
+        self.memory.wipe(served.block_ids.tolist())
+        return served
 
     def settle(self, requests):
         """Tell the manager the tokens that came and how many are computed."""

@@ -69,6 +69,12 @@ class Plan:
         self.is_told = is_told  # False where the scheduler says nothing, and the batch goes on by itself
         self.blocks = None  # new ids, a list a group
 
+    def cut_short(self, scheduled):
+        """Fewer tokens after all, the last drafts first."""
+        num_kept = scheduled - (self.scheduled - len(self.request.drafts))
+        self.request.draft(self.request.drafts[: max(num_kept, 0)])
+        self.scheduled = scheduled
+
     @property
     def end(self):
         """Tokens in the cache after the step."""

@@ -37,7 +37,13 @@ class Schedule:
         for request in waiting:
             if len(plans) < self.world.num_rows and random.random() < 0.7:
                 plans += self.start(request, budget - sum(plan.scheduled for plan in plans), plans, random)
-        return self.world.blocks.grant(plans, random.randint(0, self.world.max_drafts))
+        lookahead = random.randint(0, self.world.max_drafts)
+        plans = self.world.blocks.grant(plans, lookahead)
+        short = [plan for plan in plans if plan.scheduled > 1 and random.random() < 0.1]
+        for plan in short:
+            plan.cut_short(random.randint(1, plan.scheduled - 1))
+        self.world.blocks.grant_less(short, lookahead)
+        return plans
 
     def go_on(self, request, budget, random):
         """One chunk of what is left, or the last token with drafts."""

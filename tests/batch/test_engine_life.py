@@ -4,6 +4,7 @@ PAGEDKV_LIFE_EXAMPLES sets the number of runs of each set-up: thousands for a ni
 """
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,18 +18,20 @@ from .life_faults import ALONE, FAULTS
 from .life_world import SETUPS
 
 SETTINGS = settings(
-    max_examples=int(os.environ.get("PAGEDKV_LIFE_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("PAGEDKV_LIFE_EXAMPLES", "30")),
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 CHOICES = [(fault, setup) for fault, setups in FAULTS.items() for setup in setups]
 MOST_LIVES = 40
+REFUSALS = (PagedKVError, ValueError, LookupError)
 
 
-def live_often(setup, backend, num_lives):
+def live_often(setup, backend, num_lives, *, past=()):
     for seed in range(num_lives):
-        live(setup, backend, seed, num_actions=40)
+        with suppress(*past):
+            live(setup, backend, seed, num_actions=40)
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -40,7 +43,7 @@ def test_every_token_lies_where_the_device_says(setup, backend):
 def test_a_seeded_fault_ends_a_life(fault, setup, monkeypatch):
     fault(monkeypatch)
 
-    with pytest.raises((AssertionError, PagedKVError, ValueError, LookupError)):
+    with pytest.raises((AssertionError, *REFUSALS)):
         live_often(setup, "numpy", MOST_LIVES)
 
 
@@ -56,8 +59,9 @@ def test_a_fault_that_costs_kv_is_found_without_a_look_at_the_arrays(fault, monk
     ):
         monkeypatch.setattr(module, name, lambda *_: None)
 
-    with pytest.raises(AssertionError, match=r"lost|written|moved|not there"):
-        live_often(ALONE[fault], "numpy", MOST_LIVES)
+    # A life that the library itself refuses to go on with shows nothing of the model.
+    with pytest.raises(AssertionError, match=r"lost|written|moved|not there|no slot"):
+        live_often(ALONE[fault], "numpy", MOST_LIVES, past=REFUSALS)
 
 
 @pytest.mark.parametrize("setup", SETUPS)
