@@ -146,6 +146,8 @@ def test_resumed_replaces_blocks_though_nobody_said_preempted(scene, rests):
     scene.check(order)
     scene.step(["A", "B", "C", "D", "E"])
     scene.check(order)
+    scene.step({"A": 1, "B": 9, "C": 1, "D": 1, "E": 1}, new={"X": 3})
+    scene.check([*order, "X"])
 
 
 @pytest.mark.parametrize("kind", ["batch order", "stable"])
@@ -197,6 +199,7 @@ def test_a_handle_is_never_given_twice(scene):
     for _ in range(30):
         scene.step(new={"A": 1, "B": 1}, finished=["A"])
         seen |= {scene.batch.handle_of("A"), scene.batch.handle_of("B")}
+        assert scene.batch.slots.max() < scene.table.max_num_reqs, "slots are used again"
     assert len(seen) == 60
 
 

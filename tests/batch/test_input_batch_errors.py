@@ -131,6 +131,31 @@ def test_running_requests_that_are_wrong(scene, what, comes):
     scene.check(["A", "B", "C", "X", "D"])
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [[1, 0], [0, 1]],
+        [[1, 0, 0, 0], [0, 1, 0, 0]],
+        [[1, 1, 0]],
+        [[1, 1, 0], [0, 0, 0], [0, 0, 0]],
+        [[-1, 2, 1], [0, 0, 0]],
+        [[], []],
+    ],
+    ids=str,
+)
+def test_counts_of_a_wrong_shape_or_sign_whose_sum_is_right(scene, counts):
+    table = np.array(counts, np.int32)
+    going_on = running(scene, num_new_blocks=table, block_ids=np.array([91, 92][: table.sum()], np.int32))
+    refused(scene.batch, SchedulerOutput(going_on), ValueError, "num_new_blocks must")
+
+
+def test_a_request_that_was_preempted_while_it_rested(scene):
+    handle = scene.batch.handle_of("D")
+    scene.step(IN_BATCH, preempted=["D"])
+    output = SchedulerOutput(RunningRequests([handle], [1]))
+    refused(scene.batch, output, ValueError, "'D' must come back through resumed")
+
+
 @pytest.mark.parametrize("comes", [False, True], ids=["short way", "long way"])
 def test_a_row_that_would_be_too_long(scene, comes):
     counts = np.array([[31, 0, 0], [0, 0, 0]], np.int32)
@@ -269,6 +294,20 @@ def test_more_requests_than_there_are_stable_rows():
     refused(scene.batch, output, CapacityError, "0 of 3 are free, got 1 that start")
 
 
+def test_a_row_that_is_given_up_is_needed_again_by_who_resumes_at_once():
+    scene = Scene("stable", max_num_reqs=3)
+    scene.step(new={"A": 1, "B": 2, "C": 3})
+    scene.step(["A", "C"])  # B keeps its row
+    going_on = RunningRequests([scene.batch.handle_of("C")], [1])
+    one = ([3], [3])
+    output = SchedulerOutput(
+        going_on, AdmittedRequests(["X"], *one), AdmittedRequests(["A"], *one), preempted=["A"]
+    )
+    refused(scene.batch, output, CapacityError, "1 of 3 are free, got 2 that start")
+    scene.step(["C"], resumed={"A": 3}, preempted=["A"])
+    scene.check(["A", "C"])
+
+
 # --- with a manager ---------------------------------------------------------------------------------
 
 
@@ -326,8 +365,9 @@ def test_running_requests_of_a_manager_take_no_blocks(managed, comes):
         if comes
         else AdmittedRequests()
     )
-    for blocks in (([[1, 0], [0, 0]], [7]), (np.zeros((2, 2), np.int32), None), (None, [7])):
-        going_on = RunningRequests(managed.batch.handles, [1, 1], None, *blocks)
+    ready = (np.array([[1, 0], [0, 0]], np.int32), np.array([7], np.int32))
+    for blocks in (([[1, 0], [0, 0]], [7]), ready, (np.zeros((2, 2), np.int32), None), (None, [7])):
+        going_on = RunningRequests(managed.batch.handles, np.ones(2, np.int32), None, *blocks)
         output = SchedulerOutput(going_on, new)
         refused(managed.batch, output, ValueError, "num_new_blocks must be None with a manager")
 
@@ -507,3 +547,13 @@ def test_dummy_steps_that_are_wrong_leave_the_batch_standing(scene, arguments, o
         np.testing.assert_array_equal(table, to_numpy(group.block_table_tensor))
     scene.step([*IN_BATCH, "D"])
     scene.check([*IN_BATCH, "D"])
+
+
+def test_a_refused_dummy_step_leaves_holes_where_they_were(scene):
+    scene.batch.remove_request("B")
+    with pytest.raises(ValueError, match="out must name"):
+        scene.batch.dummy(2, 2, out=1)
+    assert scene.batch.req_ids == ["A", None, "C"]
+    del scene.requests["B"]
+    scene.batch.condense()
+    scene.check(["A", "C"])
