@@ -66,11 +66,13 @@ class BatchCommits(BatchReads):
             As `MultiGroupBlockTable.commit`.
         """
         self._refuse_holes()
-        num_reqs = self._states.num_reqs
-        padded = num_reqs if num_reqs_padded is None else check_int("num_reqs_padded", num_reqs_padded)
-        size = min(max(padded, num_reqs), self.table.max_num_reqs)  # other sizes are refused by the table
+        num_reqs = padded = size = self._states.num_reqs
+        if num_reqs_padded is not None:
+            padded = check_int("num_reqs_padded", num_reqs_padded)
+            size = min(max(padded, num_reqs), self.table.max_num_reqs)  # others are refused by the table
         host, is_prefilling, rows, longest_query, longest = self._fill(num_reqs, size)
-        longest = _promised(max_seq_len, longest)
+        if max_seq_len is not None:
+            longest = _promised(max_seq_len, longest)
         step = self.table.commit(
             num_reqs,
             host[0, : num_reqs + 1],
@@ -103,7 +105,8 @@ class BatchCommits(BatchReads):
         num_reqs = self._states.num_reqs
         padded = max(captured.num_reqs_padded, num_reqs)
         host, is_prefilling, rows, longest_query, longest = self._fill(num_reqs, padded)
-        longest = _promised(max_seq_len, longest)
+        if max_seq_len is not None:
+            longest = _promised(max_seq_len, longest)
         step = captured.pack(num_reqs, host[0, : num_reqs + 1], host[2, :num_reqs], rows=rows)
         return StepMetadata.of(step, host, is_prefilling, longest_query, longest)
 
@@ -154,7 +157,9 @@ class BatchCommits(BatchReads):
         host[1, :num_reqs] = lengths if seq_len is None else check_int("seq_len", seq_len, longest_query)
         host[2] = host[1]
         host[2, :num_reqs] -= lengths
-        longest = _promised(max_seq_len, int(host[1].max()))
+        longest = int(host[1].max())
+        if max_seq_len is not None:
+            longest = _promised(max_seq_len, longest)
         step = self._commit_dummy(num_reqs, host[0], host[2, :num_reqs], out, stream)
         return StepMetadata.of(step, host, np.zeros(num_reqs, np.bool_), longest_query, longest)
 
@@ -183,5 +188,5 @@ class BatchCommits(BatchReads):
         return host, is_prefilling, self._rows.of_step(rows, handles), *longest
 
 
-def _promised(max_seq_len: int | None, longest: int) -> int:
-    return longest if max_seq_len is None else max(longest, check_int("max_seq_len", max_seq_len))
+def _promised(max_seq_len: int, longest: int) -> int:
+    return max(longest, check_int("max_seq_len", max_seq_len))

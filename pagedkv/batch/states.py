@@ -62,7 +62,7 @@ class RequestStates:
     @property
     def num_reqs(self) -> int:
         """Positions in use, holes among them."""
-        return int(self.setup[a.NUM_REQS])
+        return self.setup.item(a.NUM_REQS)
 
     @property
     def slots(self) -> Int64Array:
