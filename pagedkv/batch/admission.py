@@ -1,6 +1,6 @@
 """Checking a scheduler step: everything that can be wrong with it, before anything is changed."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -63,9 +63,13 @@ def plan_update(
     if rows.is_written:
         for admitted in (new, resumed):
             held = np.zeros((mirror.num_groups, len(admitted.req_ids)), np.int32)
-            _check_blocks(mirror, admitted.req_ids, held, admitted.blocks)
+            _check_blocks(mirror, admitted.req_ids.__getitem__, held, admitted.blocks)
         slots = running.slots
-        _check_blocks(mirror, [states.name_of(slot) for slot in slots], rows.num_held(slots), running.blocks)
+
+        def name_at(place: int) -> Hashable:
+            return states.name_of(int(slots[place]))
+
+        _check_blocks(mirror, name_at, rows.num_held(slots), running.blocks)
     return plan
 
 
@@ -114,16 +118,16 @@ def _check_running(states: RequestStates, rows: Rows, plan: Plan) -> None:
         refuse_running(code, place, states, running)
     others = {**dict.fromkeys(plan.over, "finished or new"), **dict.fromkeys(plan.preempted, "preempted")}
     others |= dict.fromkeys(plan.resumed_slots, "resumed")
-    for slot in running.slots:
-        if slot in others:
+    for slot, kind in others.items():
+        if states.numbers[slot, a.STAMP] == step:
             raise ValueError(
-                f"request {states.name_of(slot)!r} must be named once, got it running and {others[slot]}"
+                f"request {states.name_of(slot)!r} must be named once, got it running and {kind}"
             )
-        if not rows.has_blocks(slot):
-            raise ValueError(
-                f"request {states.name_of(slot)!r} must come back through resumed, got it running "
-                "(it was preempted, and has no blocks)"
-            )
+    for slot in rows.without_blocks(running.slots):
+        raise ValueError(
+            f"request {states.name_of(slot)!r} must come back through resumed, got it running "
+            "(it was preempted, and has no blocks)"
+        )
 
 
 def _check_handles(states: RequestStates, rows: Rows, plan: Plan) -> None:
@@ -173,17 +177,19 @@ def _check_room(states: RequestStates, rows: Rows, plan: Plan, staying: Int64Arr
         )
 
 
-def _check_blocks(mirror: HostMirror, req_ids: Sequence[Hashable], held: IntArray, blocks: Blocks) -> None:
+def _check_blocks(
+    mirror: HostMirror, name_at: Callable[[int], Hashable], held: IntArray, blocks: Blocks
+) -> None:
     if not blocks.counts.size and not blocks.ids.size:
         return  # [0, 0] as well, which stands for none
-    lines = np.arange(len(req_ids), dtype=np.int32)
+    lines = np.arange(held.shape[1], dtype=np.int32)
     fault, group, place, value = find_fault(mirror.layout, held, lines, blocks.counts, blocks.ids, False)
     if fault == Fault.NONE:
         return
     if fault == Fault.TOTAL:
         raise ValueError(f"block_ids must hold {value} ids, the sum of the counts, got {place}")
     width, limit = (int(x) for x in mirror.layout[group, 1:])
-    where = f"request {req_ids[place]!r} in group {group}"
+    where = f"request {name_at(place)!r} in group {group}"
     if fault == Fault.CAPACITY:
         raise CapacityError(
             f"{where} must hold at most {width} blocks, got {value} "

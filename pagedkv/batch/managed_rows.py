@@ -1,11 +1,10 @@
 """Table rows that a manager writes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pagedkv.batch.rows import Blocks
+from pagedkv.batch.rows import Blocks, Slots
 from pagedkv.checks import IntArray
 from pagedkv.errors import PagedKVError
 
@@ -25,12 +24,12 @@ class ManagedRows:
         """The manager has given them already."""
         return int(self._manager.mirror.max_num_reqs)
 
-    def has_blocks(self, slot: int) -> bool:
+    def without_blocks(self, slots: Slots) -> list[int]:
         """The manager knows; a step's rows are checked when it is committed."""
-        del slot
-        return True
+        del slots
+        return []
 
-    def num_held(self, slots: Sequence[int]) -> IntArray:
+    def num_held(self, slots: Slots) -> IntArray:
         """The manager knows."""
         return np.zeros((0, len(slots)), np.int32)
 
@@ -38,16 +37,16 @@ class ManagedRows:
         """Ask the manager for their rows."""
         self._manager.rows(handles)
 
-    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def add(self, slots: Slots, blocks: Blocks) -> None:
         """The manager has written them."""
 
-    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def append(self, slots: Slots, blocks: Blocks) -> None:
         """The manager has written them."""
 
-    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+    def leave(self, slots: Slots, *, keep: bool) -> None:
         """The manager knows."""
 
-    def enter(self, slots: Sequence[int]) -> None:
+    def enter(self, slots: Slots) -> None:
         """The manager knows."""
 
     def move(self, srcs: IntArray, tgts: IntArray) -> None:

@@ -37,9 +37,9 @@ class Running(NamedTuple):
     blocks: Blocks
 
     @property
-    def slots(self) -> list[int]:
-        """Slots of the requests."""
-        slots: list[int] = (self.handles & a.SLOT_MASK).tolist()
+    def slots(self) -> Int64Array:
+        """Slots of the requests, int64 [n]."""
+        slots: Int64Array = self.handles & a.SLOT_MASK
         return slots
 
 

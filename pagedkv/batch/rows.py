@@ -1,11 +1,16 @@
 """Rows: what a batch does to table rows, whosever they are."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from pagedkv.batch.states import Int64Array
 from pagedkv.checks import IntArray
 
-__all__ = ["Blocks", "Rows"]
+__all__ = ["Blocks", "Rows", "Slots"]
+
+
+Slots: TypeAlias = Sequence[int] | Int64Array
+"""How requests are named: by their slots."""
 
 
 class Blocks(NamedTuple):
@@ -25,25 +30,25 @@ class Rows(Protocol):
     def num_free(self) -> int:
         """Rows for requests that have none."""
 
-    def has_blocks(self, slot: int) -> bool:
-        """Whether a known request has kept its blocks, be they none."""
+    def without_blocks(self, slots: Slots) -> list[int]:
+        """Return those of known requests that have not kept their blocks, be they none."""
 
-    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+    def leave(self, slots: Slots, *, keep: bool) -> None:
         """Let requests out of the batch; `keep` their blocks, or give them up with the row."""
 
-    def enter(self, slots: Sequence[int]) -> None:
+    def enter(self, slots: Slots) -> None:
         """Let requests that stand in the batch have rows."""
 
-    def num_held(self, slots: Sequence[int]) -> IntArray:
+    def num_held(self, slots: Slots) -> IntArray:
         """Blocks of requests, in the batch or not, int32 [G, n]."""
 
     def check_handles(self, handles: Any) -> None:
         """Raise StaleSequenceError where a handle that is given is no sequence's."""
 
-    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def add(self, slots: Slots, blocks: Blocks) -> None:
         """Replace the blocks of requests in the batch."""
 
-    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def append(self, slots: Slots, blocks: Blocks) -> None:
         """Append to the blocks of requests in the batch, those that came back among them."""
 
     def move(self, srcs: IntArray, tgts: IntArray) -> None:

@@ -77,8 +77,9 @@ def _come(states: RequestStates, rows: Rows, plan: Plan) -> tuple[list[int], Int
     new_slots, handles = _open(states, plan.new)
     _start(states, new_slots, plan.new)
     _start(states, plan.resumed_slots, plan.resumed)
-    everybody = [*new_slots, *plan.resumed_slots, *plan.running.slots]
-    coming = [slot for slot in everybody if states.numbers[slot, a.POSITION] < 0]
+    starting = np.array(new_slots + plan.resumed_slots, np.int64)
+    everybody = np.concatenate([starting, plan.running.slots])
+    coming = everybody[states.numbers[everybody, a.POSITION] < 0].tolist()
     for slot in coming:
         states.enter(slot)
     rows.enter(coming)

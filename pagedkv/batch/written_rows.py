@@ -1,12 +1,11 @@
 """Table rows that the batch writes itself: in batch order, or stable."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pagedkv.batch import advance as a
-from pagedkv.batch.rows import Blocks
+from pagedkv.batch.rows import Blocks, Slots
 from pagedkv.batch.states import RequestStates
 from pagedkv.checks import IntArray
 from pagedkv.mirror import HostMirror
@@ -22,17 +21,22 @@ class _WrittenRows:
     def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
         self._mirror, self._states = mirror, states
 
-    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def without_blocks(self, slots: Slots) -> list[int]:
+        places = np.asarray(slots, np.int64)
+        none: list[int] = places[self._states.numbers[places, a.ROW] < 0].tolist()
+        return none
+
+    def add(self, slots: Slots, blocks: Blocks) -> None:
         self._mirror.add_rows(self._rows(slots), *blocks)
 
-    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def append(self, slots: Slots, blocks: Blocks) -> None:
         if blocks.counts.size:
             self._mirror.append_rows(self._rows(slots), *blocks)
 
     def check_handles(self, handles: Any) -> None:
         del handles  # they are made, not given
 
-    def _rows(self, slots: Sequence[int]) -> IntArray:
+    def _rows(self, slots: Slots) -> IntArray:
         return self._states.numbers[slots, a.ROW].astype(np.int32)
 
 
@@ -48,11 +52,11 @@ class BatchOrderRows(_WrittenRows):
         """As many as there are positions."""
         return self._mirror.max_num_reqs
 
-    def has_blocks(self, slot: int) -> bool:
-        """In its row, or aside."""
-        return bool(self._states.numbers[slot, a.ROW] >= 0) or slot in self._kept
+    def without_blocks(self, slots: Slots) -> list[int]:
+        """Neither in their rows nor aside."""
+        return [slot for slot in super().without_blocks(slots) if slot not in self._kept]
 
-    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+    def leave(self, slots: Slots, *, keep: bool) -> None:
         """Copy the ids that are kept, and clear the rows."""
         rows = self._rows(slots)
         for slot, row in zip(slots, rows.tolist(), strict=True):
@@ -64,29 +68,28 @@ class BatchOrderRows(_WrittenRows):
         self._mirror.clear_rows(rows[rows >= 0])
         self._states.numbers[slots, a.ROW] = -1
 
-    def enter(self, slots: Sequence[int]) -> None:
+    def enter(self, slots: Slots) -> None:
         """Position and row are one."""
         numbers = self._states.numbers
         numbers[slots, a.ROW] = numbers[slots, a.POSITION]
 
-    def num_held(self, slots: Sequence[int]) -> IntArray:
+    def num_held(self, slots: Slots) -> IntArray:
         """Of their rows, or of what is kept."""
         rows = self._rows(slots)
-        counts = np.where(rows >= 0, self._mirror.counts[:, rows], 0).astype(np.int32)
-        for i, slot in enumerate(slots):
-            if slot in self._kept:
-                counts[:, i] = [ids.size for ids in self._kept[slot]]
+        counts: IntArray = self._mirror.counts.take(rows, axis=1)
+        for i in np.flatnonzero(rows < 0).tolist():
+            counts[:, i] = [ids.size for ids in self._kept[int(slots[i])]]
         return counts
 
-    def add(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def add(self, slots: Slots, blocks: Blocks) -> None:
         """Replace their blocks; what was kept of those that rested is void."""
         for slot in slots:
             self._kept.pop(slot, None)
         super().add(slots, blocks)
 
-    def append(self, slots: Sequence[int], blocks: Blocks) -> None:
+    def append(self, slots: Slots, blocks: Blocks) -> None:
         """Append, behind what was kept of those that came back."""
-        back = [slot for slot in slots if slot in self._kept]
+        back = [int(slot) for slot in slots if slot in self._kept] if self._kept else []
         if back:
             held = [self._kept.pop(slot) for slot in back]
             counts = [[ids.size for ids in lists] for lists in held]
@@ -120,11 +123,7 @@ class StableRows(_WrittenRows):
         """Rows that nobody has."""
         return len(self._free)
 
-    def has_blocks(self, slot: int) -> bool:
-        """In its row."""
-        return bool(self._states.numbers[slot, a.ROW] >= 0)
-
-    def leave(self, slots: Sequence[int], *, keep: bool) -> None:
+    def leave(self, slots: Slots, *, keep: bool) -> None:
         """Clear the rows of those that keep nothing, and take them back."""
         if keep:
             return
@@ -134,16 +133,16 @@ class StableRows(_WrittenRows):
         self._free += rows[::-1].tolist()
         self._states.numbers[slots, a.ROW] = -1
 
-    def enter(self, slots: Sequence[int]) -> None:
+    def enter(self, slots: Slots) -> None:
         """Give a row to those that have none."""
         for slot in slots:
             if self._states.numbers[slot, a.ROW] < 0:
                 self._states.numbers[slot, a.ROW] = self._free.pop()
 
-    def num_held(self, slots: Sequence[int]) -> IntArray:
+    def num_held(self, slots: Slots) -> IntArray:
         """Of their rows."""
-        rows = self._rows(slots)
-        return np.where(rows >= 0, self._mirror.counts[:, rows], 0).astype(np.int32)
+        counts: IntArray = self._mirror.counts.take(self._rows(slots), axis=1)
+        return counts
 
     def move(self, srcs: IntArray, tgts: IntArray) -> None:
         """Rows stay."""

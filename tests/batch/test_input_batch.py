@@ -372,6 +372,22 @@ def test_swaps_and_orders_are_followed_by_rows(five):
     five.check(["B", "C", "E", "D", "A"])
 
 
+# --- drafts ---
+
+
+@pytest.mark.parametrize("kind", ["batch order", "stable"])
+def test_rejected_drafts_leave_their_blocks_and_their_slots_are_written_again(scene):
+    batch = scene.batch
+    handles = batch.update(SchedulerOutput(new=AdmittedRequests(["A"], [3], [3], None, [[1], [1]], [5, 6])))
+    drafts = RunningRequests(handles, [4], None, [[1], [1]], [7, 8])  # positions 3 to 6, of which one is kept
+    batch.update(SchedulerOutput(drafts))
+    first = [to_numpy(group.slot_mapping).tolist() for group in batch.commit()]
+    batch.update(SchedulerOutput(RunningRequests(handles, [4], [4])))
+    again = [to_numpy(group.slot_mapping).tolist() for group in batch.commit()]
+    assert first == [[23, 28, 29, 30], [39, 40, 41, 48]]
+    assert again == [[28, 29, 30, 31], [40, 41, 48, 49]]
+
+
 # --- commits ----------------------------------------------------------------------------------------
 
 
@@ -380,6 +396,26 @@ def test_padding_is_null_and_pad(five):
     step = five.check(["A", "C"], num_reqs_padded=6, num_tokens_padded=9)
     assert (step.batch.num_reqs, step.batch.num_actual_tokens) == (6, 9)
     assert (step.batch.num_reqs_unpadded, step.batch.num_tokens_unpadded) == (2, 2)
+
+
+def test_a_step_is_one_copy_whatever_changed(five):
+    before = five.table.num_h2d_copies
+    five.step(["A", "C", "E"], new={"X": 7, "Y": 9}, finished=["B"])
+    assert five.table.num_h2d_copies == before
+    five.check(["A", "X", "C", "Y", "E"])
+    assert five.table.num_h2d_copies == before + 1
+
+
+def test_a_steps_host_arrays_stay_whatever_later_steps_do(five):
+    batch = five.batch.commit(num_reqs_padded=6).batch
+    names = ("query_start_loc_cpu", "seq_lens_cpu_upper_bound", "num_computed_tokens_cpu", "is_prefilling")
+    before = [getattr(batch, name).copy() for name in names]
+    for _ in range(4):
+        five.step(["A", "C"])
+        five.batch.commit(num_reqs_padded=6)
+    for name, expected in zip(names, before, strict=True):
+        np.testing.assert_array_equal(expected, getattr(batch, name))
+        assert not getattr(batch, name).flags.writeable
 
 
 def test_a_batch_can_be_committed_again(five):
