@@ -125,13 +125,14 @@ class ManagerBlocks(ManagerTokens):
         if self.pool.has_events:
             self._make_room(handles, counts, lookahead, self.num_free_blocks)
         state = self._state.compiled_state()
-        fault, done, needed, block_ids, computed, back = placement.allocate(
+        fault, done, needed, block_ids, computed, num_back = placement.allocate(
             state, handles, counts, lookahead, exclusive
         )
         if exclusive or fault not in (s.OUT_OF_BLOCKS, s.OUT_OF_ROWS):
             raise_fault(self, fault, done, handles, counts if fault == s.BAD_COUNT else needed)
-        if back.size:
-            self._defer(back)
+        if num_back:
+            self._defer(block_ids[-num_back:])
+            block_ids = block_ids[:-num_back]
         self._fetch_events()
         return Allocation(done, block_ids, computed[:done])
 

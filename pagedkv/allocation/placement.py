@@ -156,10 +156,11 @@ def _hold_hits(pool: Array, hits: Array, num_hits: int) -> None:
 @compiled
 def allocate(
     state: Array, handles: Array, num_new: Array, lookahead: int, exclusive: bool
-) -> tuple[int, int, int, Array, Array, Array]:
+) -> tuple[int, int, int, Array, Array, int]:
     """Allocate for a batch.
 
-    Returns (fault, sequences done or index at fault, blocks needed, new ids, computed, ids to free).
+    Returns (fault, sequences done or index at fault, blocks needed, ids, computed, num_back). The ids are those
+    taken and, at the end, `num_back` to free.
     """
     pool, mirror, m = unpack(state)
     computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
@@ -167,14 +168,14 @@ def allocate(
     nothing = np.empty(0, np.int32)
     fault, at = s.places_of(m, handles)
     if fault != s.GOOD:
-        return fault, at, 0, nothing, computed, nothing
+        return fault, at, 0, nothing, computed, 0
     places = m.batch_places[: handles.size]
     fault, at, num_hard = _sort_out(m, places, num_new, lookahead, computed, before, hard)
     if fault != s.GOOD:
         _take_back(m, places, before, 0, at)
-        return fault, at, 0, nothing, computed, nothing
+        return fault, at, 0, nothing, computed, 0
     if num_hard == 0:
-        return fault, handles.size, 0, nothing, computed, nothing
+        return fault, handles.size, 0, nothing, computed, 0
     hard = hard[:num_hard]
     first_copy = m.totals[s.NUM_COPIES]
     hits = np.empty(room_for_hits(m, places, hard), np.int32)
@@ -184,12 +185,13 @@ def allocate(
     if fault != s.GOOD:
         _take_back(m, places, before, 0 if exclusive else fitting, places.size)
     if fault != s.GOOD and exclusive:
-        return fault, fitting, needed, nothing, computed, nothing
+        return fault, fitting, needed, nothing, computed, 0
     _hold_hits(pool, hits, num_hits)
-    new = np.empty(num_taken, np.int32)
+    most_back = hard.size * m.groups.shape[0] if m.limits[s.STATES] else 0
+    ids = np.empty(num_taken + most_back, np.int32)
+    new, back = ids[:num_taken], ids[num_taken:]
     take(pool.records, pool.counters, pool.keys, pool.twins, pool.entries, pool.log, new)
-    back = np.empty(hard.size * m.groups.shape[0] if m.limits[s.STATES] else 0, np.int32)
     num_back = _place_all(
         pool, mirror, m, places, num_new, hard, fitting, lookahead, new, hits, back, first_copy, computed
     )
-    return fault, fitting, needed, new, computed, back[:num_back]
+    return fault, fitting, needed, ids[: num_taken + num_back], computed, num_back
