@@ -158,10 +158,10 @@ def test_a_request_that_was_preempted_while_it_rested(scene):
 
 @pytest.mark.parametrize("comes", [False, True], ids=["short way", "long way"])
 def test_a_row_that_would_be_too_long(scene, comes):
-    counts = np.array([[31, 0, 0], [0, 0, 0]], np.int32)
+    counts = np.array([[0, 0, 31], [0, 0, 0]], np.int32)
     new = AdmittedRequests(["X"], [3], [3]) if comes else AdmittedRequests()
     output = SchedulerOutput(running(scene, num_new_blocks=counts, block_ids=np.ones(31, np.int32)), new)
-    refused(scene.batch, output, CapacityError, "'A' in group 0 must hold at most 32 blocks, got 33")
+    refused(scene.batch, output, CapacityError, "'C' in group 0 must hold at most 32 blocks, got 33")
 
 
 def test_a_row_that_would_be_too_long_with_what_it_kept(scene):
