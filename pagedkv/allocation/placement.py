@@ -159,8 +159,8 @@ def allocate(
 ) -> tuple[int, int, int, Array, Array, int]:
     """Allocate for a batch.
 
-    Returns (fault, sequences done or index at fault, blocks needed, ids, computed, num_back). The ids are those
-    taken and, at the end, `num_back` to free.
+    Returns (fault, sequences done or index at fault, blocks needed, ids, computed, num_back). The ids are
+    those taken and, at the end, `num_back` to free.
     """
     pool, mirror, m = unpack(state)
     computed, hard = np.empty(handles.size, np.int32), np.empty(handles.size, np.int32)
