@@ -1,13 +1,14 @@
 """A scheduler step as the arrays that compiled code takes; shapes and types are checked here."""
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pagedkv.batch import advance as a
 from pagedkv.batch.rows import Blocks
-from pagedkv.batch.scheduler_output import AdmittedRequests, RunningRequests
+from pagedkv.batch.scheduler_output import NOBODY, AdmittedRequests, RunningRequests
 from pagedkv.batch.states import Int64Array
 from pagedkv.checks import IntArray, as_int32, as_ready, check_shape
 
@@ -58,6 +59,8 @@ def ready_running(running: RunningRequests, num_groups: int | None) -> Running:
 
 def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int | None) -> Admitted:
     """Convert requests that start; `num_groups` as for `ready_running`."""
+    if admitted is NOBODY:
+        return _nobody(num_groups)
     req_ids = list(admitted.req_ids)
     n = len(req_ids)
     if len(set(req_ids)) < n:
@@ -75,6 +78,12 @@ def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int | None
         Blocks(np.zeros((num_groups or 0, n), np.int32), _NOTHING) if blocks is None else blocks,
         handles,
     )
+
+
+@cache
+def _nobody(num_groups: int | None) -> Admitted:
+    blocks = Blocks(np.empty((num_groups or 0, 0), np.int32), _NOTHING)
+    return Admitted([], _NOTHING, _NOTHING, _NOTHING, blocks, None)
 
 
 def _handles(handles: Any) -> Int64Array:

@@ -1,9 +1,9 @@
 """SchedulerOutput: what a scheduler decided for one step, as arrays."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["AdmittedRequests", "RunningRequests", "SchedulerOutput"]
+__all__ = ["NOBODY", "AdmittedRequests", "RunningRequests", "SchedulerOutput"]
 
 
 class AdmittedRequests(NamedTuple):
@@ -63,6 +63,10 @@ class RunningRequests(NamedTuple):
     block_ids: Any = None
 
 
+NOBODY: Final = AdmittedRequests()
+"""No request starts."""
+
+
 class SchedulerOutput(NamedTuple):
     """One scheduler step.
 
@@ -83,7 +87,7 @@ class SchedulerOutput(NamedTuple):
     """
 
     running: RunningRequests = RunningRequests()
-    new: AdmittedRequests = AdmittedRequests()
-    resumed: AdmittedRequests = AdmittedRequests()
+    new: AdmittedRequests = NOBODY
+    resumed: AdmittedRequests = NOBODY
     finished: Sequence[Hashable] = ()
     preempted: Sequence[Hashable] = ()

@@ -111,6 +111,8 @@ def _open(states: RequestStates, new: Admitted) -> tuple[list[int], Int64Array]:
 
 
 def _start(states: RequestStates, slots: list[int], admitted: Admitted) -> None:
+    if not slots:
+        return
     numbers = states.numbers
     numbers[slots, a.COMPUTED] = admitted.computed
     numbers[slots, a.SCHEDULED] = admitted.scheduled
