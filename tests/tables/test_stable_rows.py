@@ -144,6 +144,28 @@ def test_numbers_of_a_window_of_64_tokens(backend):
         assert to_numpy(step.slot_mapping()).tolist() == [slot]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("sharded", "nulls"), [(True, {100: 1, 95: 1, 94: 0}), (False, {100: 2, 79: 1, 78: 0})]
+)
+def test_a_window_of_several_ranks_keeps_each_column_of_which_any_rank_sees_a_position(
+    backend, rank, sharded, nulls
+):
+    """A sharded column holds 16 positions on each of two ranks: it goes once all 32 are below the window."""
+    spec = KVCacheGroupSpec(16, sliding_window=64, cp_sharded=sharded)
+    world = ContextParallel(2, rank, 4)
+    table = MultiGroupBlockTable(
+        [spec], 2, 256, 16, stable_rows=True, backend=backend, context_parallel=world
+    )
+    table.add_row((range(1, 9),), 0)
+    size = 32 if sharded else 16
+    for computed, num_null in nulls.items():
+        seen = {position // size for position in range(computed - 63, computed + 1)}
+        assert num_null == min(seen), "by brute force: the first column with a position that is seen"
+        row = to_numpy(table.commit(1, [0, 1], [computed], rows=[0]).block_table())[0, :8]
+        np.testing.assert_array_equal([0] * num_null + list(range(num_null + 1, 9)), row)
+
+
 def test_a_step_says_what_it_is(backend):
     steps = Steps(backend)
     step = steps.table.commit(2, [0, 3, 4], [0, 0], rows=[1, 2], num_reqs_padded=3, num_tokens_padded=8)
