@@ -40,14 +40,25 @@ class OutOfBlocksError(PagedKVError, RuntimeError):
         Place in the batch of the first sequence that does not fit; `needed` is for all up to it.
     total : int, optional
         Blocks that the pool has for use, free or not.
+    num_copies : int
+        Block copies that are not done: both blocks of each stay until they are.
     """
 
-    def __init__(self, needed: int, free: int, index: int | None = None, total: int | None = None) -> None:
+    def __init__(
+        self,
+        needed: int,
+        free: int,
+        index: int | None = None,
+        total: int | None = None,
+        num_copies: int = 0,
+    ) -> None:
         at = "" if index is None else f" at sequence {index} of the batch"
         others = " up to and including it" if index else ""
         remedy = "free or preempt a sequence, or enlarge the pool"
         if total is not None and needed > total:
             remedy = f"the pool has {total} in all: enlarge it" + (", or split the batch" if index else "")
+        if num_copies:
+            remedy += f"; {num_copies} block copies hold theirs until copies_done"
         super().__init__(f"out of blocks{at}: needed {needed}{others}, got {free} free ({remedy})")
         self.needed = needed
         self.free = free

@@ -117,6 +117,10 @@ def _as_groups(groups: Any) -> tuple[GroupSpec, ...]:
 def _check_groups(groups: Sequence[GroupSpec], caching: bool) -> None:
     if not 1 <= len(groups) <= 256:
         raise ValueError(f"groups must hold 1 to 256 specs, got {len(groups)}")
-    bad = [type(group).__name__ for group in groups if caching and not group.prefix_cacheable]
+    bad = [str(group) for group in groups if caching and not group.prefix_cacheable]
     if bad:
-        raise ValueError(f"prefix caching does not work with {', '.join(bad)} (enable_prefix_caching=False)")
+        or_align = "; MambaSpec can be cached with cache_mode='align'" if "MambaSpec" in str(bad) else ""
+        raise ValueError(
+            f"enable_prefix_caching must be False with groups of which nothing can be found again, "
+            f"got {', '.join(bad)} (pass enable_prefix_caching=False{or_align})"
+        )

@@ -34,9 +34,17 @@ class ManagerBlocks(ManagerTokens):
     """Base of `KVCacheManager`: match, allocate, commit, preempt, free."""
 
     def match_prefix(self, seq: int) -> int:
-        """Return how many leading tokens are cached in every group, at most all but the last.
+        """Look a waiting sequence's prefix up: how many leading tokens are cached in every group.
 
-        Nothing is pinned. The first allocation takes what is still there, and says how much it was.
+        At most all but the last. Nothing is pinned. The first allocation takes what of this hit is still
+        there, and says how much it was; without this call it takes none.
+
+        Raises
+        ------
+        ValueError
+            The sequence runs: what it hit was taken by its first allocation.
+        StaleSequenceError, TypeError
+            It is unknown, or not one handle.
         """
         fault, hit = queries.match(self._state.compiled_state(), self._handle(seq))
         raise_fault(self, fault, 0, [seq])
@@ -45,13 +53,17 @@ class ManagerBlocks(ManagerTokens):
     def allocate_slots(self, seqs: Any, num_new_tokens: Any, *, num_lookahead_tokens: int = 0) -> Allocation:
         """Give every sequence of a batch blocks for its next tokens, in one compiled call, all or none.
 
+        A sequence that starts takes the hit that `match_prefix` has found for it, as far as it is still
+        there. This call looks for none by itself: without a `match_prefix` the whole prompt is computed.
+
         Parameters
         ----------
         seqs : array_like of int64, shape [B]
             Handles, each once.
         num_new_tokens : array_like of int, shape [B]
-            Every token of the step, the drafts that it verifies included: those after the computed ones, at
-            least 1. What lies past the model length gets nothing.
+            Every token of the step, the drafts that it verifies included: those after the settled ones
+            (`num_computed_tokens`), at least 1. Where a step is in flight and not committed, its tokens count
+            too: in flight plus new. What lies past the model length gets nothing.
         num_lookahead_tokens : int
             Slots beyond the step, for what a drafter computes after it. Recurrent states have none.
 

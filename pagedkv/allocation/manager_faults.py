@@ -31,7 +31,13 @@ def raise_fault(
                 f"{name} must hold a row: {handle} waits or was preempted (allocate_slots first)"
             )
         case s.OUT_OF_BLOCKS:
-            raise OutOfBlocksError(int(value), manager.num_free_blocks, at, manager.pool.num_blocks - 1)
+            raise OutOfBlocksError(
+                int(value),
+                manager.num_free_blocks,
+                at,
+                manager.pool.num_blocks - 1,
+                manager.num_unfinished_copies,
+            )
         case s.OUT_OF_ROWS:
             raise CapacityError(
                 f"{name} needs a row: all {manager.mirror.max_num_reqs} are taken "
@@ -40,6 +46,11 @@ def raise_fault(
         case s.TOO_LONG:
             raise CapacityError(
                 f"{name} would exceed max_model_len {manager.max_model_len} (end the sequence)"
+            )
+        case s.RUNS:
+            raise ValueError(
+                f"{name} must wait: {handle} runs, and only waiting sequences are looked up "
+                "(match_prefix before the first allocation, or after preempt)"
             )
         case s.NO_WAY_BACK:
             raise ValueError(

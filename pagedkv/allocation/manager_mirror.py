@@ -41,7 +41,8 @@ def _check_shape(mirror: Any, rows: int, widths: Sequence[int]) -> None:
     if len(mirror.widths) != len(widths) or any(a < b for a, b in zip(mirror.widths, widths, strict=True)):
         raise ValueError(
             f"mirror must have {len(widths)} groups of at least {list(widths)} columns, "
-            f"got {list(mirror.widths)} (make its table of manager.table_groups for the same max_model_len)"
+            f"got {list(mirror.widths)} (pass the manager's max_model_len to its table, "
+            "and manager.table_groups)"
         )
 
 

@@ -34,8 +34,9 @@ class ManagerReads:
         self._defers = defer_frees
         self._max_num_encoder_tokens = min(
             (group.max_num_encoder_tokens for group in self.groups if isinstance(group, CrossAttentionSpec)),
-            default=MAX_INT32,
+            default=0,
         )
+        self._num_copies_taken = 0
         self._step = 0
         self._open_steps: list[int] = []
         self._deferred: list[tuple[int, IntArray]] = []
@@ -68,6 +69,14 @@ class ManagerReads:
     def usage(self) -> float:
         """Share of the blocks that are held."""
         return self._state.pool.usage
+
+    @property
+    def num_unfinished_copies(self) -> int:
+        """Block copies that wait for `take_block_copies`, or were taken and not reported by `copies_done`.
+
+        Each pins two blocks: whoever holds them may be freed, and they are still not free.
+        """
+        return int(self._state.arrays.totals[s.NUM_COPIES]) + self._num_copies_taken
 
     def block_table(self, group: int = 0) -> IntArray:
         """Read-only view of a group's table, int32 [max_num_seqs, width], by row."""
@@ -145,7 +154,7 @@ class ManagerReads:
 
     def stats(self) -> KVCacheStats:
         """Return the manager in numbers."""
-        return manager_stats(self.pool.stats(), self._state.arrays)
+        return manager_stats(self.pool.stats(), self._state.arrays, self.num_unfinished_copies)
 
     def line(self, handle: int) -> IntArray:
         """Return the numbers of a live sequence, as `sequence_state` has them: for messages and tests."""
@@ -165,9 +174,12 @@ class ManagerReads:
         return as_ready(np.ascontiguousarray(handles, np.int64))
 
     def _handle(self, seq: Any) -> int:
+        if type(seq) is not int:
+            seq = seq.item() if isinstance(seq, np.integer | np.ndarray) and seq.ndim == 0 else seq
         if type(seq) is int and -(1 << 63) <= seq < 1 << 63:
             return seq
-        return int(self._handles([seq])[0])
+        got = seq if isinstance(seq, int) else type(seq).__name__
+        raise TypeError(f"seq must be one handle, got {got} (call once for each sequence)")
 
     def _numbers(self, name: str, values: Any, handles: Handles) -> Any:
         """One int32 for each handle; compiled calls check the values."""

@@ -21,7 +21,9 @@ class ManagerSteps(ManagerReads):
     def take_block_copies(self) -> IntArray:
         """Hand out the block copies that must run before the step's writes.
 
-        Both blocks of a pair stay pinned until `copies_done`; the pairs may run in any order.
+        Both blocks of a pair stay pinned until `copies_done`; the pairs may run in any order. Call both in
+        every step, also where nothing forks: the blocks of a pair that is never taken, or never reported as
+        done, are never free again (`num_unfinished_copies` counts the pairs).
 
         Returns
         -------
@@ -31,6 +33,7 @@ class ManagerSteps(ManagerReads):
         totals = self._state.arrays.totals
         pairs = self._state.arrays.copies[: totals[s.NUM_COPIES]].copy()
         totals[s.NUM_COPIES] = 0
+        self._num_copies_taken += len(pairs)
         return pairs
 
     def copies_done(self, copies: Any) -> None:
@@ -45,10 +48,18 @@ class ManagerSteps(ManagerReads):
         ------
         InvalidBlockError
             A block is not pinned so often by copies that were taken; nothing is unpinned.
+        ValueError
+            Another shape.
         """
-        if np.size(copies) == 0:
+        given = np.asarray(copies)
+        if given.size == 0:
             return
-        pairs = as_int32("copies", np.asarray(copies).ravel(), 0, self.pool.num_blocks - 1)
+        if given.ndim != 2 or given.shape[1] != 2:
+            raise ValueError(
+                f"copies must have shape [n, 2], got {list(given.shape)} "
+                "(pass what take_block_copies returned)"
+            )
+        pairs = as_int32("copies", given.ravel(), 0, self.pool.num_blocks - 1)
         blocks, times = np.unique(pairs, return_counts=True)
         waiting = self._state.arrays.copies[: self._state.arrays.totals[s.NUM_COPIES]].ravel()
         pinned = self.pool.pin_counts[blocks] - (waiting == blocks[:, None]).sum(axis=1)
@@ -59,9 +70,13 @@ class ManagerSteps(ManagerReads):
                 f"taken, got it {times[at]} times (take_block_copies, run them, then copies_done once)"
             )
         self.pool.unpin(pairs)
+        self._num_copies_taken -= len(given)
 
     def begin_step(self) -> int:
-        """Note that a step is sent; returns its number. Only `defer_frees` makes use of it."""
+        """Note that a step is sent, before anything is given back that it reads; returns its number.
+
+        Only `defer_frees` makes use of it: what is given back from now on is free after `end_step`.
+        """
         self._step += 1
         self._open_steps.append(self._step)
         return self._step

@@ -43,6 +43,8 @@ class ManagerTokens(ManagerSteps):
         ------
         CapacityError
             More tokens than the model length, or more of the encoder than a cross-attention group takes.
+        ValueError
+            Tokens of an encoder without a cross-attention group.
         """
         tokens = self._tokens(token_ids)
         if not 1 <= tokens.size <= self.max_model_len:
@@ -55,6 +57,11 @@ class ManagerTokens(ManagerSteps):
                     f"multimodal items must lie in the prompt of {tokens.size} tokens, got {start} + {length}"
                 )
         encoded, most = check_int("num_encoder_tokens", num_encoder_tokens), self._max_num_encoder_tokens
+        if encoded and not most:
+            raise ValueError(
+                f"num_encoder_tokens must be 0 without cross attention, got {encoded} "
+                "(give the manager a CrossAttentionSpec group)"
+            )
         if encoded > most:
             raise CapacityError(
                 f"num_encoder_tokens must be at most {most}, got {encoded} "
@@ -128,7 +135,7 @@ class ManagerTokens(ManagerSteps):
         raise_fault(self, fault, 0, [seq])
         at = seq & 0xFFFFFFFF
         if n * per_child > self.num_free_blocks:
-            raise OutOfBlocksError(n * per_child, self.num_free_blocks)
+            raise OutOfBlocksError(n * per_child, self.num_free_blocks, num_copies=self.num_unfinished_copies)
         if state.arrays.sequences[at, s.ROW] >= 0 and n > state.arrays.rows[0]:
             raise CapacityError(
                 f"fork needs {n} rows: {state.arrays.rows[0]} of {self.mirror.max_num_reqs} are free "

@@ -47,7 +47,7 @@ def match(state: Array, handle: int) -> tuple[int, int]:
         return s.BAD_HANDLE, 0
     line = m.sequences[at]
     if line[s.ROW] >= 0:
-        return s.NO_WAY_BACK, 0
+        return s.RUNS, 0
     hit = 0
     if m.limits[s.PAGE_SIZE] > 0:
         hit = longest_hit(pool.keys, pool.entries, m, line, line[s.NUM_TOKENS] - 1, m.limits[s.ALIGNMENT])

@@ -98,6 +98,7 @@ OUT_OF_BLOCKS: Final = 5
 OUT_OF_ROWS: Final = 6
 TOO_LONG: Final = 7
 NO_WAY_BACK: Final = 8
+RUNS: Final = 9
 
 
 class ManagerArrays(NamedTuple):

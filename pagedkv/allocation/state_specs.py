@@ -26,6 +26,12 @@ class MambaSpec:
 
     Notes
     -----
+    A step without drafts leaves its state in the first of the blocks that it writes (column 0 of a step's
+    `state_indices`). Where drafts are verified by a kernel that keeps one state a token, column 0 has the
+    state after the first token, and column j that after the j-th draft. The next step starts from the block
+    of column 0. So after a of the drafts were accepted, copy the block of column a onto it, in every layer,
+    before `commit` offers it to others.
+
     With "align", a step writes its last state into the column of its last token, drafts included and
     lookahead not, behind which only the drafts' blocks stand: allocate exactly the tokens that it computes. A
     commit moves that block to the column of the last computed token, so that rejected drafts leave it where

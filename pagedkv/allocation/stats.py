@@ -44,6 +44,9 @@ class KVCacheStats:
         Sequences in all, and those that hold a row.
     num_preemptions : int
         Sequences preempted.
+    num_unfinished_copies : int
+        Block copies that were not taken, or not done yet. Each pins two blocks, so a number that grows from
+        step to step is a leak.
     num_queried_tokens, num_hit_tokens : int
         Tokens of the sequences admitted for the first time, and how many of them were cached.
     num_requeried_tokens, num_rehit_tokens : int
@@ -58,6 +61,7 @@ class KVCacheStats:
     num_sequences: int
     num_running: int
     num_preemptions: int
+    num_unfinished_copies: int
     num_queried_tokens: int
     num_hit_tokens: int
     num_requeried_tokens: int
@@ -66,7 +70,7 @@ class KVCacheStats:
     recent_hit_rate: float
 
 
-def manager_stats(pool: PoolStats, arrays: ManagerArrays) -> KVCacheStats:
+def manager_stats(pool: PoolStats, arrays: ManagerArrays, num_unfinished_copies: int) -> KVCacheStats:
     """Read a manager's counters."""
     totals = arrays.totals.tolist()
     recent = arrays.recent[: totals[s.ADMITTED]].sum(axis=0)
@@ -75,6 +79,7 @@ def manager_stats(pool: PoolStats, arrays: ManagerArrays) -> KVCacheStats:
         num_sequences=totals[s.NUM_SEQUENCES],
         num_running=totals[s.NUM_RUNNING],
         num_preemptions=totals[s.PREEMPTED],
+        num_unfinished_copies=num_unfinished_copies,
         num_queried_tokens=totals[s.QUERIED],
         num_hit_tokens=totals[s.HIT],
         num_requeried_tokens=totals[s.QUERIED_AGAIN],

@@ -19,7 +19,8 @@ def check_mirror(
     if mirror.widths != tuple(widths) or mirror.max_num_reqs != max_num_reqs:
         raise ValueError(
             f"mirror must have {max_num_reqs} rows of widths {list(widths)}, "
-            f"got {mirror.max_num_reqs} rows of widths {list(mirror.widths)}"
+            f"got {mirror.max_num_reqs} rows of widths {list(mirror.widths)} "
+            f"({_same_sizes(mirror)})"
         )
     sizes = tuple(spec.block_size for spec in specs)
     if mirror.block_sizes not in (None, sizes):
@@ -27,6 +28,12 @@ def check_mirror(
     if mirror.owner is not None and not stable:
         raise ValueError(f"mirror is written by {mirror.owner}, whose rows are stable: pass stable_rows=True")
     return mirror
+
+
+def _same_sizes(mirror: HostMirror) -> str:
+    if mirror.owner is None:
+        return "pass the sizes of the table that it comes from"
+    return "pass the manager's max_num_seqs and max_model_len, and its table_groups"
 
 
 def rows_of(mirror: HostMirror) -> Any:

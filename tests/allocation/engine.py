@@ -50,6 +50,8 @@ class Engine:
         return self.tags.setdefault(key, len(self.tags))
 
     def add(self, tokens, extra_keys=None, num_encoder_tokens=0):
+        if not any(isinstance(group, CrossAttentionSpec) for group in self.groups):
+            num_encoder_tokens = 0
         handle = self.manager.add(tokens, extra_keys=extra_keys, num_encoder_tokens=num_encoder_tokens)
         self.live.append(Sequence(handle, tokens, extra_keys, num_encoder_tokens))
         return self.live[-1]

@@ -529,6 +529,68 @@ def test_copies_that_were_not_taken_cannot_be_done():
     assert not manager.pool.pin_counts.any()
 
 
+def test_forgotten_copies_are_counted_and_named_where_blocks_run_out():
+    """Nobody is left, and the source and target of the copy are still not free."""
+    manager = manager_of(num_blocks=5)
+    seq = manager.add(range(2))
+    run(manager, seq)
+    child = int(manager.fork(seq)[0])
+    manager.append([child], [5])
+    assert manager.stats().num_unfinished_copies == 0
+    manager.allocate_slots([child], [1])
+    manager.free([seq, child])
+    long = manager.add(range(16))
+
+    def assert_one_is_named():
+        assert manager.stats().num_unfinished_copies == manager.num_unfinished_copies == 1
+        with pytest.raises(errors.OutOfBlocksError, match="pool; 1 block copies hold theirs until copies_"):
+            manager.allocate_slots([long], [16])
+
+    assert_one_is_named()
+    copies = manager.take_block_copies()
+    assert_one_is_named()
+    with pytest.raises(errors.InvalidBlockError):
+        manager.copies_done([[3, 3], *copies])
+    assert_one_is_named()
+    manager.copies_done(copies)
+    assert manager.num_unfinished_copies == 0
+    manager.allocate_slots([long], [16])
+    with pytest.raises(errors.OutOfBlocksError, match=r"enlarge the pool\)"):
+        manager.allocate_slots([manager.add([1])], [1])
+
+
+def test_a_refused_fork_names_copies_as_well():
+    manager = manager_of(MambaSpec(4, "none"), num_blocks=4, enable_prefix_caching=False)
+    seq = manager.add(range(6))
+    run(manager, seq)
+    manager.free(manager.fork(seq))
+
+    with pytest.raises(errors.OutOfBlocksError, match="1 block copies hold theirs"):
+        manager.fork(seq, 2)
+
+
+def test_a_handle_may_be_any_integer_of_one_value():
+    manager = manager_of()
+    seq = manager.add(range(5))
+
+    for handle in (np.int64(seq), np.uint64(seq), np.array(seq)):
+        assert manager.match_prefix(handle) == 0
+
+
+def test_only_a_hit_that_was_looked_up_is_taken():
+    """An allocation alone computes the whole prompt, also after a preemption."""
+    manager = manager_of()
+    run(manager, manager.add(range(12)))
+    seq = manager.add(range(12))
+
+    assert manager.allocate_slots([seq], [12]).num_computed_tokens.tolist() == [0]
+    manager.preempt([seq])
+    assert manager.allocate_slots([seq], [12]).num_computed_tokens.tolist() == [0]
+    manager.preempt([seq])
+    assert manager.match_prefix(seq) == 8
+    assert manager.allocate_slots([seq], [4]).num_computed_tokens.tolist() == [8]
+
+
 def test_a_running_state_is_copied_by_a_fork():
     manager = manager_of(MambaSpec(4, "none", num_speculative_blocks=1), enable_prefix_caching=False)
     seq = manager.add(range(6))
@@ -783,12 +845,23 @@ def test_translate_gives_slots_and_pads():
         (lambda m, s: m.append([s], [1] * 62, [62]), errors.CapacityError, "max_model_len 64"),
         (lambda m, s: m.truncate(s, 4), ValueError, r"num_tokens must lie in \[1, 3\].*got 4"),
         (lambda m, s: m.truncate(s, 0), ValueError, "num_tokens"),
-        (lambda m, s: m.match_prefix(s), ValueError, "runs"),
+        (
+            lambda m, s: m.match_prefix(s),
+            ValueError,
+            r"seqs\[0\] must wait: \d+ runs, and only waiting sequences are looked up \(match_prefix before",
+        ),
+        (lambda m, s: m.match_prefix([s]), TypeError, r"seq must be one handle, got list \(call once"),
+        (lambda m, s: m.num_free_hit_blocks(np.array([s])), TypeError, "seq must be one handle, got ndarray"),
+        (lambda m, _: m.match_prefix(True), TypeError, "seq must be one handle, got True"),
+        (lambda m, s: m.truncate((s,), 1), TypeError, "seq must be one handle, got tuple"),
+        (lambda m, _: m.fork([]), TypeError, "seq must be one handle, got list"),
         (lambda m, _: m.add([]), errors.CapacityError, "1 to 64"),
         (lambda m, _: m.add([1] * 65), errors.CapacityError, "1 to 64"),
         (lambda m, _: m.add([-1]), ValueError, "token_ids"),
-        (lambda m, _: m.match_prefix(2**70), TypeError, "seqs"),
-        (lambda m, _: m.fork(1.0), TypeError, "seqs"),
+        (lambda m, _: m.match_prefix(2**70), TypeError, f"seq must be one handle, got {2**70}"),
+        (lambda m, _: m.match_prefix(-1), errors.StaleSequenceError, "got -1"),
+        (lambda m, _: m.fork(1.0), TypeError, "seq must be one handle, got float"),
+        (lambda m, _: m.fork("a"), TypeError, "seq must be one handle, got str"),
         (lambda m, s: m.allocate_slots([s], [2**40]), ValueError, "num_new_tokens"),
         (lambda m, s: m.allocate_slots([s], [1.0]), TypeError, "num_new_tokens"),
         (lambda m, s: m.allocate_slots([s], [1], num_lookahead_tokens=2**40), ValueError, "lookahead"),
@@ -798,6 +871,17 @@ def test_translate_gives_slots_and_pads():
         (lambda m, s: m.free([s, 7]), errors.StaleSequenceError, r"seqs\[1\] must be a live sequence, got 7"),
         (lambda m, s: m.translate([s], [0], group=1), ValueError, "group"),
         (lambda m, _: m.copies_done([[1, 2]]), errors.InvalidBlockError, "pinned 0 times"),
+        (
+            lambda m, _: m.copies_done([1, 2]),
+            ValueError,
+            r"copies must have shape \[n, 2\], got \[2\] \(pass what take_block_copies",
+        ),
+        (lambda m, _: m.copies_done([[1, 2, 3]]), ValueError, r"copies must have shape .*got \[1, 3\]"),
+        (
+            lambda m, _: m.add([1], num_encoder_tokens=5),
+            ValueError,
+            r"num_encoder_tokens must be 0 without cross attention, got 5 \(give",
+        ),
     ],
 )
 def test_bad_calls_change_nothing(call, error, message):
@@ -816,8 +900,13 @@ def test_bad_calls_change_nothing(call, error, message):
     ("groups", "options", "error", "message"),
     [
         ([], {}, ValueError, "groups"),
-        ([MambaSpec(4)], {}, ValueError, "MambaSpec"),
-        ([CrossAttentionSpec(4, 8)], {}, ValueError, "CrossAttentionSpec"),
+        (
+            [FullAttentionSpec(4), MambaSpec(4)],
+            {},
+            ValueError,
+            r"_caching must be False .*MambaSpec\(block_size=4, cache_mode='none'.*cache_mode='align'\)",
+        ),
+        ([CrossAttentionSpec(4, 8)], {}, ValueError, r"CrossAttentionSpec.*=False\)"),
         ([EncoderOnlyAttentionSpec()], {}, ValueError, "EncoderOnlyAttentionSpec"),
         (FullAttentionSpec(4), {}, TypeError, r"got one FullAttentionSpec \(pass"),
         (4, {}, TypeError, r"got one int \(pass"),
@@ -865,7 +954,7 @@ def test_bad_groups(make):
 def test_no_request_holds_more_than_its_cap(group, blocks):
     """100 tokens in chunks of 8 at most, then one by one: the cap holds, and it is reached or nearly."""
     manager = manager_of(group, num_blocks=120, max_model_len=100, enable_prefix_caching=False)
-    seq = manager.add(range(100), num_encoder_tokens=9)
+    seq = manager.add(range(100), num_encoder_tokens=9 if isinstance(group, CrossAttentionSpec) else 0)
     rng, end, most = np.random.default_rng(2), 0, 0
     while end < 100:
         count = min(int(rng.integers(1, 9)), 100 - end)

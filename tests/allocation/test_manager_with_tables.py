@@ -76,7 +76,7 @@ def claimed_mirror():
 @pytest.mark.parametrize(
     ("mirror", "error", "message"),
     [
-        (HostMirror(8, [15]), ValueError, r"at least \[16\] columns, got \[15\]"),
+        (HostMirror(8, [15]), ValueError, r"at least \[16\] columns, got \[15\] \(pass .*max_model_len"),
         (HostMirror(8, [16, 16]), ValueError, "1 groups"),
         (HostMirror(8, []), ValueError, "1 groups"),
         (HostMirror(7, [16]), ValueError, "max_num_seqs = 8 rows, got 7"),
@@ -107,6 +107,18 @@ def test_a_tables_own_mirror_can_be_written():
 
     assert step.block_table(0)[0, :4].tolist() == [1, 2, 3, 0]
     assert table.mirror.owner is not None
+
+
+@pytest.mark.parametrize(("num_rows", "length"), [(8, 200), (8, 8), (7, 64)])
+def test_a_table_of_other_sizes_than_its_manager_is_told_which_to_take(num_rows, length):
+    manager = KVCacheManager([FullAttentionSpec(2)], 100, max_num_seqs=8, max_model_len=64)
+    sizes = (manager.table_groups, num_rows, length, 64)
+    options = {"stable_rows": True, "backend": "numpy", "token_alignment": None}
+
+    with pytest.raises(ValueError, match=r"\[64\] \(pass the manager's max_num_seqs and max_model_len, and"):
+        MultiGroupBlockTable(*sizes, mirror=manager.mirror, **options)
+    with pytest.raises(ValueError, match=r"\[64\] \(pass the sizes of the table that it comes from"):
+        MultiGroupBlockTable(*sizes, mirror=HostMirror(8, [64]), **options)
 
 
 def test_a_table_whose_kernel_blocks_cannot_name_the_pools_ids_is_refused():
