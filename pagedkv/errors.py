@@ -58,7 +58,7 @@ class OutOfBlocksError(PagedKVError, RuntimeError):
         if total is not None and needed > total:
             remedy = f"the pool has {total} in all: enlarge it" + (", or split the batch" if index else "")
         if num_copies:
-            remedy += f"; {num_copies} block copies hold theirs until copies_done"
+            remedy += f"; pairs of take_block_copies that pin blocks until copies_done: {num_copies}"
         super().__init__(f"out of blocks{at}: needed {needed}{others}, got {free} free ({remedy})")
         self.needed = needed
         self.free = free

@@ -1,11 +1,14 @@
 """What `import pagedkv` loads, where it works, and which room opens into which."""
 
 import ast
+import importlib
 import json
 import os
+import pydoc
 import re
 import shutil
 from graphlib import TopologicalSorter
+from inspect import ismodule
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,23 @@ import pagedkv.cli
 print(json.dumps(sorted({OPTIONAL} | {CUDA})))
 """
         assert json.loads(run_python(code, importable, ROOT)) == []
+
+
+class TestWhatIsOffered:
+    def test_all_lists_every_name_that_is_imported_and_nothing_else(self):
+        offered = {n for n, value in vars(pagedkv).items() if not n.startswith("_") and not ismodule(value)}
+
+        assert sorted(pagedkv.__all__) == sorted(offered)
+
+    @pytest.mark.parametrize("part", ["allocation", "batch"])
+    def test_what_a_part_offers_the_package_offers(self, part):
+        assert set(importlib.import_module(f"pagedkv.{part}").__all__) <= set(pagedkv.__all__)
+
+    def test_help_lists_the_classes(self):
+        text = pydoc.render_doc(pagedkv, renderer=pydoc.plaintext)
+
+        for name in ("InputBatch", "KVCacheManager", "MultiGroupBlockTable", "SlidingWindowSpec"):
+            assert f"class {name}(" in text
 
 
 NOWHERE = {"HOME": os.devnull, "XDG_CACHE_HOME": f"{os.devnull}/cache"}

@@ -543,7 +543,7 @@ def test_forgotten_copies_are_counted_and_named_where_blocks_run_out():
 
     def assert_one_is_named():
         assert manager.stats().num_unfinished_copies == manager.num_unfinished_copies == 1
-        with pytest.raises(errors.OutOfBlocksError, match="pool; 1 block copies hold theirs until copies_"):
+        with pytest.raises(errors.OutOfBlocksError, match=r"pool; pairs .* pin blocks .*done: 1\)"):
             manager.allocate_slots([long], [16])
 
     assert_one_is_named()
@@ -565,7 +565,7 @@ def test_a_refused_fork_names_copies_as_well():
     run(manager, seq)
     manager.free(manager.fork(seq))
 
-    with pytest.raises(errors.OutOfBlocksError, match="1 block copies hold theirs"):
+    with pytest.raises(errors.OutOfBlocksError, match="pin blocks until copies_done: 1"):
         manager.fork(seq, 2)
 
 
