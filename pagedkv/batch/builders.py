@@ -4,6 +4,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from pagedkv.batch.builder_checks import (
+    Specs,
+    as_hashable,
+    as_specs,
+    check_specs,
+    check_ubatch,
+    takes_updates,
+)
 from pagedkv.checks import check_int, check_view
 from pagedkv.specs import KVCacheGroupSpec
 
@@ -68,17 +76,15 @@ class MetadataBuilders:
 
     Parameters
     ----------
-    specs : sequence of KVCacheGroupSpec
-        The KV-cache groups, as in the block table.
+    specs : sequence of KVCacheGroupSpec or int
+        The KV-cache groups, as in the block table; an int is a block size.
     num_ubatches : int
         Micro-batches that a step is split into at most.
     """
 
-    def __init__(self, specs: Sequence[KVCacheGroupSpec], num_ubatches: int = 1) -> None:
-        for spec in specs:
-            if not isinstance(spec, KVCacheGroupSpec):
-                raise TypeError(f"specs must hold KVCacheGroupSpec, got {type(spec).__name__}")
-        self.specs = tuple(specs)
+    def __init__(self, specs: Sequence[KVCacheGroupSpec | int], num_ubatches: int = 1) -> None:
+        self.specs: Specs = as_specs(specs)
+        self._checked_specs = self.specs  # of the last table whose metadata came
         self.num_ubatches = check_int("num_ubatches", num_ubatches, 1)
         self._plans: tuple[list[_Planned], ...] = tuple([] for _ in range(self.num_ubatches))
         self._firsts: dict[Hashable, int] = {}
@@ -110,17 +116,18 @@ class MetadataBuilders:
         ValueError
             There is no such group, or no such view of it.
         TypeError
-            The group or view is no int, or the key is not hashable.
+            The group or view is no int, the key is not hashable, or the factory has made no builder.
         """
         spec = self.specs[check_int("group", group, 0, len(self.specs) - 1)]
         if view is not None:
             check_view(group, view, len(spec.kernel_views))
             view = int(view)
         number = len(self._plans[0])
-        kind = (spec, _hashable(factory if key is None else key), view)
+        kind = (spec, as_hashable(factory if key is None else key), view)
         made = [factory(spec, view, ubatch) for ubatch in range(self.num_ubatches)]
+        supports = [takes_updates(builder) for builder in made]
         first = number
-        if all(builder.supports_update_block_table for builder in made):
+        if all(supports):
             first = self._firsts.setdefault(kind, number)
         for plan, builder in zip(self._plans, made, strict=True):
             plan.append(_Planned(group, view, builder, None if first == number else first))
@@ -149,7 +156,7 @@ class MetadataBuilders:
         Raises
         ------
         ValueError
-            Micro-batches out of order or too many, or another number of groups: nothing was built. Or an
+            Micro-batches out of order or too many, or of other groups than `specs`: nothing was built. Or an
             update has returned the object that it was given.
         """
         if not isinstance(metadata, (list, tuple)):
@@ -157,8 +164,11 @@ class MetadataBuilders:
         elif (found := [step.batch.ubatch for step in metadata]) != list(range(len(metadata))):
             raise ValueError(f"micro-batches must come in order, 0 first, got {found}")
         for step in metadata:
-            if not 0 <= step.batch.ubatch < self.num_ubatches or len(step.groups) != len(self.specs):
-                self._refuse(step)
+            if not 0 <= step.batch.ubatch < self.num_ubatches:
+                check_ubatch(step.batch.ubatch, self.num_ubatches)
+            if (specs := step.step.geometry.specs) is not self._checked_specs:
+                check_specs(self.specs, specs)
+                self._checked_specs = specs
         return [self._build_ubatch(step, for_capture) for step in metadata]
 
     def _build_ubatch(self, step: "StepMetadata", for_capture: bool) -> tuple[Any, ...]:
@@ -180,20 +190,3 @@ class MetadataBuilders:
                 common = replace(common, block_table_tensor=table)
             built.append(builder.build(common, for_capture=for_capture))
         return tuple(built)
-
-    def _refuse(self, step: "StepMetadata") -> None:
-        check_int("ubatch", step.batch.ubatch, 0, self.num_ubatches - 1)
-        raise ValueError(
-            f"metadata must be of {len(self.specs)} groups, got {len(step.groups)} "
-            "(give MetadataBuilders the specs of the block table)"
-        )
-
-
-def _hashable(key: Any) -> Hashable:
-    try:
-        hash(key)
-    except TypeError:
-        raise TypeError(
-            f"key must be hashable, got {type(key).__name__} (a tuple of names and numbers is)"
-        ) from None
-    return key  # type: ignore[no-any-return]

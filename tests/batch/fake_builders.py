@@ -1,6 +1,7 @@
 """Steps and metadata builders as small as can be, and what a captured graph would read of them."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -42,6 +43,11 @@ class Common:
 class Step:
     batch: Batch
     groups: tuple
+
+    @property
+    def step(self):
+        """Where metadata says what its table was made of."""
+        return SimpleNamespace(geometry=SimpleNamespace(specs=tuple(one.spec for one in self.groups)))
 
 
 def step_of(specs, seq_lens, first_id, ubatch=0):

@@ -1,12 +1,14 @@
 """MetadataBuilders: built once where groups agree, and never from what belongs to something else."""
 
+import re
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedkv import KVCacheGroupSpec
+from pagedkv import FullAttentionSpec, KernelView, KVCacheGroupSpec
 from pagedkv.batch.builders import MetadataBuilders
 
 from .fake_builders import Builder, Recorder, Updating, padded, step_of
@@ -375,16 +377,21 @@ def test_micro_batches_out_of_order_are_refused(ubatches):
     assert calls_of(factory) == [[]] * 6
 
 
-@pytest.mark.parametrize("ubatch", [2, -1])
+@pytest.mark.parametrize("ubatch", [2, 5])
 def test_more_micro_batches_than_there_are_builders_for_are_refused(ubatch):
     factory = Recorder()
     builders = two_equal_groups(factory, 2)
 
-    with pytest.raises(ValueError, match=rf"ubatch must lie in \[0, 1\], got {ubatch}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"num_ubatches must be at least {ubatch + 1} for micro-batch {ubatch}, got 2 \(pass it",
+    ):
         builders.build(step_of(builders.specs, [3], 10, ubatch))
 
-    with pytest.raises(ValueError, match=r"ubatch must lie in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match="num_ubatches must be at least 3 for micro-batch 2, got 2"):
         builders.build([step_of(builders.specs, [3], 10, u) for u in range(3)])
+    with pytest.raises(ValueError, match=r"ubatch must lie in \[0, \d+\], got -1"):
+        builders.build(step_of(builders.specs, [3], 10, -1))
     assert calls_of(factory) == [[]] * 4
 
 
@@ -398,8 +405,85 @@ def test_metadata_of_another_number_of_groups_is_refused():
     assert calls_of(factory) == [[], []]
 
 
+OTHERS = [
+    KVCacheGroupSpec(32),
+    KVCacheGroupSpec(16, sliding_window=64),
+    KVCacheGroupSpec(16, (8,)),
+    KVCacheGroupSpec(16, cp_sharded=False),
+    KVCacheGroupSpec(16, max_num_encoder_tokens=9),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=range(len(OTHERS)))
+def test_metadata_of_other_specs_is_refused_whenever_it_comes(other):
+    """In the first step and after steps of the builders' own table, in each micro-batch, and twice."""
+    factory = Recorder()
+    builders = two_equal_groups(factory, 2)
+    own, wrong = step_of([PLAIN, PLAIN], [3], 10), step_of([PLAIN, other], [3], 10)
+    message = rf"group 1 of the metadata must be KVCacheGroupSpec\(.*got {re.escape(str(other))} \(give"
+
+    for steps in (wrong, wrong, own, wrong, [own, step_of([PLAIN, other], [3], 10, 1)], own):
+        if steps is own:
+            builders.build(own)
+            assert calls_of(factory) == [["build"], [], ["update"], []]
+            continue
+        with pytest.raises(ValueError, match=message):
+            builders.build(steps)
+        assert calls_of(factory) == [[]] * 4
+
+
+def test_equal_specs_are_the_same_however_they_are_written():
+    """Those of another table, int block sizes, and kernel views in any notation."""
+    builders = MetadataBuilders([16, np.int64(12), KVCacheGroupSpec(32, (16, 8))])
+    assert builders.specs == (PLAIN, KVCacheGroupSpec(12), VIEWED)
+    builders.register(2, Recorder(), view=1)
+
+    for views in ((16, 8), ((16, 2), KernelView(8)), (KernelView(16), (8, 4))):
+        specs = [KVCacheGroupSpec(16), KVCacheGroupSpec(12), KVCacheGroupSpec(32, views)]
+        [[built]] = builders.build(step_of(specs, [3], 10))
+        assert built.setup == (None, 1)
+
+    with pytest.raises(ValueError, match="group 2 of the metadata must be"):
+        builders.build(step_of([PLAIN, KVCacheGroupSpec(12), KVCacheGroupSpec(32, (16, (8, 5)))], [3], 10))
+
+
+class Unbuildable:
+    supports_update_block_table = True
+
+
+class NoUpdate(Unbuildable):
+    build = print
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, r"factory must return a MetadataBuilder.*build\(\), got NoneType \(return"),
+        (object(), "factory must return a MetadataBuilder.*got object"),
+        (Unbuildable(), r"factory must return a MetadataBuilder.*got Unbuildable"),
+        (NoUpdate(), r"update_block_table\(\) where it supports that, got NoUpdate \(or set"),
+    ],
+)
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_factory_that_makes_no_builder_registers_nothing(made, message, bad):
+    """In the first or in a later micro-batch, also beside a builder that takes no updates."""
+    builders, good = MetadataBuilders([PLAIN], 2), Builder(PLAIN, None, 0)
+
+    with pytest.raises(TypeError, match=message):
+        builders.register(0, lambda *given: made if given[2] == bad else good)
+
+    assert builders.build(step_of([PLAIN], [3], 10)) == [()]
+    assert builders.register(0, Recorder()) == 0
+
+
 def test_wrong_specs_and_numbers_of_micro_batches_are_refused():
-    with pytest.raises(TypeError, match="specs must hold KVCacheGroupSpec, got int"):
-        MetadataBuilders([16])
+    with pytest.raises(TypeError, match="specs must hold KVCacheGroupSpec or int block sizes, got str"):
+        MetadataBuilders(["16"])
+    with pytest.raises(TypeError, match=r"got FullAttentionSpec \(.*manager.table_groups\)"):
+        MetadataBuilders([FullAttentionSpec(16)])
+    with pytest.raises(TypeError, match="specs must be a list, one entry a group, got int"):
+        MetadataBuilders(16)
+    with pytest.raises(ValueError, match="block_size must lie in"):
+        MetadataBuilders([0])
     with pytest.raises(ValueError, match="num_ubatches must lie in"):
         MetadataBuilders([PLAIN], 0)
