@@ -222,9 +222,10 @@ def table_width(
 
 
 def max_block_id(spec: KVCacheGroupSpec, slot_bits: int = 64) -> int:
-    """Largest block id whose kernel blocks fit int32 and whose slots fit `slot_bits`."""
+    """Largest block id whose kernel blocks fit int32 and whose slots, where it has any, fit `slot_bits`."""
     limits = [MAX_INT32]
     limits += [(MAX_INT32 - (ratio - 1)) // stride for ratio, stride in spec.views()]
-    if slot_bits == 32:
+    has_slots = spec.written_by_slot or spec.max_num_encoder_tokens is not None
+    if slot_bits == 32 and has_slots:
         limits.append((MAX_INT32 - (spec.block_size - 1)) // spec.block_size)
     return min(limits)

@@ -244,14 +244,21 @@ def test_states_live_in_a_world_of_one():
         (KVCacheGroupSpec(12, (4, (6, 7))), 64),
         (KVCacheGroupSpec(16), 32),
         (KVCacheGroupSpec(1, (1,)), 32),
+        (KVCacheGroupSpec(16, max_num_encoder_tokens=9), 32),
+        (KVCacheGroupSpec(16, slot_mapping=False, max_num_encoder_tokens=9), 32),
+        (KVCacheGroupSpec(131072, state_mode="none"), 32),
+        (KVCacheGroupSpec(12, ((6, 7),), state_mode="align"), 32),
+        (KVCacheGroupSpec(16, slot_mapping=False), 32),
     ],
 )
 def test_largest_block_id(spec, bits):
+    """Slots of 32 bits limit it where there are any: not for states, nor for an encoder-only group."""
     largest = max_block_id(spec, bits)
 
     def fits(block):
         views = all(block * stride + ratio - 1 <= MAX_INT32 for ratio, stride in spec.views())
-        slots = bits == 64 or (block + 1) * spec.block_size - 1 <= MAX_INT32
+        has_slots = spec.written_by_slot or spec.max_num_encoder_tokens is not None
+        slots = bits == 64 or not has_slots or (block + 1) * spec.block_size - 1 <= MAX_INT32
         return views and slots and block <= MAX_INT32
 
     assert fits(largest)
