@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pagedkv.batch.batch_metadata import BatchMetadata, BoolArray, WritableBatch, writable
 from pagedkv.batch.group_metadata import CommonAttentionMetadata, WritableGroup
 from pagedkv.checks import IntArray
+from pagedkv.tables.kept import keep
 from pagedkv.tables.step import Step
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from pagedkv.batch.step_part import StepPart
 
 __all__ = ["BatchMetadata", "CommonAttentionMetadata", "StepMetadata"]
-
-_MOST_KEPT = 4096  # pairs of sizes whose views are kept with an output set
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -162,7 +161,5 @@ def _keep_views(step: "Step | StepPart") -> tuple[Any, Any, Any, Any, tuple[Any,
         for g, spec in enumerate(step.geometry.specs)
     )
     shared = (step.query_start_loc, step.seq_lens, step.positions, step.token_to_req_indices)
-    if len(step.kept) >= _MOST_KEPT:  # eager steps of ever new sizes
-        step.kept.clear()
-    found = step.kept[step.num_reqs_padded, step.num_tokens_padded] = (*shared, groups)
-    return found
+    sizes = (step.num_reqs_padded, step.num_tokens_padded)
+    return keep(step.kept, sizes, (*shared, groups))  # type: ignore[no-any-return]

@@ -212,6 +212,8 @@ class BlockTable:
         ------
         ValueError, TypeError, CapacityError
             Sizes, order, dtype or device are wrong; nothing was enqueued.
+        PagedKVError
+            As `MultiGroupBlockTable.compute_slot_mapping`.
         """
         compute_slot_mapping(self._committer, num_reqs, query_start_loc, positions, rows, 0, stream)
 

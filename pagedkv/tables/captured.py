@@ -5,7 +5,7 @@ from typing import Any
 from pagedkv.checks import check_int
 from pagedkv.errors import CapacityError, PagedKVError
 from pagedkv.tables.committer import Committer
-from pagedkv.tables.inputs import HOST_ONLY, step_inputs
+from pagedkv.tables.inputs import HOST_ONLY, check_rows_given, step_inputs
 from pagedkv.tables.sizes import Sizes, bucket, decode_words
 from pagedkv.tables.step import Step
 from pagedkv.tables.step_kernels import Staging
@@ -18,7 +18,8 @@ class CapturedStep:
 
     Call `enqueue(stream)` while the consumer's graph is captured. Then, for each replay: `pack(...)`,
     launch the graph, and `mark_replayed(stream)`, which is what lets the next `pack` wait for the copy.
-    Between `pack` and `mark_replayed` the table takes no other step.
+    Between `pack` and `mark_replayed` the table takes no other step, and maps no slots outside of one
+    (`compute_slot_mapping`, `EncoderSlotMapping`) but into a graph that is being captured.
     A replay has its own stream: where the table was last committed on another one, let the replay's
     stream wait for that step's `ready` event first.
 
@@ -47,7 +48,7 @@ class CapturedStep:
         self.num_tokens_padded = check_int(
             "num_tokens_padded", num_tokens_padded, 0, geometry.max_num_batched_tokens
         )
-        check_int("out", out, 0, len(committer.outputs) - 1)
+        outputs = committer.output_set(out)
         words = bucket(decode_words(geometry.max_num_reqs, len(geometry.specs), max_new_blocks))
         self._committer, self._out = committer, out
         self._buffer = committer.backend.host_buffer(words)
@@ -56,7 +57,6 @@ class CapturedStep:
         sizes = Sizes.of(Sizes(words, num_tokens_padded, gather, True).key(out))
         self._awaits_replay = False
         # Binding and compiling must not happen inside the consumer's capture.
-        outputs = committer.outputs[out]
         self._run = committer.kernels.run(self._buffer, self._staging, sizes, outputs, HOST_ONLY)
         committer.backend.compile()
 
@@ -89,8 +89,7 @@ class CapturedStep:
                 f"num_reqs must be at most the captured {self.num_reqs_padded}, got {num_reqs}"
             )
         committer = self._committer
-        if (rows is None) == (committer.is_stable):
-            raise ValueError("rows must be given exactly when the table has stable rows")
+        check_rows_given(rows, stable=committer.is_stable)
         inputs = step_inputs(committer.backend, num_reqs, query_start_loc, num_computed_tokens, None, rows)
         if inputs.device_key:
             raise TypeError("a captured step's inputs must be host arrays, which travel in its own buffer")

@@ -6,6 +6,7 @@ import numpy as np
 
 from pagedkv.checks import check_int, check_view
 from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.kept import Kept, keep
 
 __all__ = ["DeviceTables"]
 
@@ -30,7 +31,7 @@ class DeviceTables:
         self.num_blocks = backend.zeros(rows, np.int32)
         self.first_live = backend.zeros(rows, np.int32)
         self.kernel_tables = backend.zeros(geometry.num_kernel_elements if with_views else 0, np.int32)
-        self._cached: dict[tuple[int, int | None, int], Any] = {}
+        self._cached: Kept = {}
 
     def block_table(self, group: int, num_rows: int) -> Any:
         """Rows [0, num_rows) of a group's table, int32 [num_rows, width]; a view, made once."""
@@ -38,8 +39,8 @@ class DeviceTables:
         if view is None:
             check_int("group", group, 0, len(self._geometry.specs) - 1)
             width, start = self._geometry.widths[group], self._geometry.table_offsets[group]
-            view = self.tables[start : start + num_rows * width].reshape(num_rows, width)
-            self._cached[group, None, num_rows] = view
+            rows = self.tables[start : start + num_rows * width].reshape(num_rows, width)
+            view = keep(self._cached, (group, None, num_rows), rows)
         return view
 
     def kernel_block_table(self, group: int, view: int, num_rows: int) -> Any:
@@ -53,6 +54,6 @@ class DeviceTables:
                 self._geometry.widths[group] * ratio,
                 self._geometry.view_offsets[group][view],
             )
-            found = self.kernel_tables[start : start + num_rows * width].reshape(num_rows, width)
-            self._cached[group, view, num_rows] = found
+            rows = self.kernel_tables[start : start + num_rows * width].reshape(num_rows, width)
+            found = keep(self._cached, (group, view, num_rows), rows)
         return found

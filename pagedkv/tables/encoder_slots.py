@@ -15,13 +15,13 @@ from pagedkv.checks import IntArray, as_int32, check_int, check_shape
 from pagedkv.errors import CapacityError
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.device_tables import DeviceTables
-from pagedkv.tables.inputs import HOST_ONLY
+from pagedkv.tables.inputs import HOST_ONLY, check_rows_given
 from pagedkv.tables.multi_group import MultiGroupBlockTable
+from pagedkv.tables.output_set import OutputSet
 from pagedkv.tables.pack import TOKENS_SEEN
 from pagedkv.tables.pack_encoder import encoder_geometry, encoder_words, pack_encoder
 from pagedkv.tables.sizes import Sizes, bucket
 from pagedkv.tables.staging import StagingRing
-from pagedkv.tables.step import OutputSet
 from pagedkv.tables.step_kernels import Staging, StepKernels
 
 __all__ = ["EncoderSlotMapping", "EncoderSlots"]
@@ -44,7 +44,8 @@ class EncoderSlots:
     num_reqs, num_tokens : int
         Requests of the step, and encoder tokens.
     ready : event
-        Done once the arrays hold these values.
+        Done once the arrays hold these values; used again after `staging_depth` further calls of the same
+        mapping.
     """
 
     slot_mapping: Any
@@ -148,7 +149,7 @@ class EncoderSlotMapping:
             than max_num_reqs; rows out of range, or not given exactly where the table has stable rows.
             Nothing was enqueued or changed.
         PagedKVError
-            The stream is being captured.
+            The stream is being captured; or a captured step was packed and not yet replayed.
         """
         lens = as_int32("encoder_lens", encoder_lens, 0, self.max_num_encoder_tokens)
         num_tokens = self._count(lens)
@@ -181,9 +182,7 @@ class EncoderSlotMapping:
         return num_tokens
 
     def _lines(self, rows: Any, num_reqs: int) -> IntArray | None:
-        if (rows is None) == self._committer.is_stable:
-            rule = "be given when" if rows is None else "be None unless"
-            raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
+        check_rows_given(rows, stable=self._committer.is_stable)
         if rows is None:
             return None
         lines = as_int32("rows", rows, -1, self._committer.geometry.max_num_reqs - 1)
@@ -194,7 +193,8 @@ class EncoderSlotMapping:
         # A call like the committer's own: one line of events with it, and counted with its copies.
         committer, backend, seen = self._committer, self._committer.backend, self._outputs.seen
         stream = backend.stream(stream)
-        committer._refuse_capture(stream.ptr)  # noqa: SLF001
+        committer.refuse_capture(stream.ptr)
+        committer.refuse_pending()
         buffer = self._ring.buffer
         backend.wait_for(buffer.event_id)
         fill = max(num_tokens, int(seen[TOKENS_SEEN]))

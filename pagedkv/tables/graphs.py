@@ -5,8 +5,8 @@ from typing import Any
 
 from pagedkv.backends.buffers import HostBuffer
 from pagedkv.tables.inputs import HOST_ONLY, Inputs
+from pagedkv.tables.output_set import OutputSet
 from pagedkv.tables.sizes import Sizes
-from pagedkv.tables.step import OutputSet
 from pagedkv.tables.step_kernels import Staging, StepKernels
 
 __all__ = ["StepGraphs"]

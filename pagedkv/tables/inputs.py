@@ -8,7 +8,16 @@ import numpy.typing as npt
 from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.constants import MAX_INT32
 
-__all__ = ["HOST_INPUTS", "HOST_ONLY", "NO_INT32", "NO_INT64", "Inputs", "device_or_host", "step_inputs"]
+__all__ = [
+    "HOST_INPUTS",
+    "HOST_ONLY",
+    "NO_INT32",
+    "NO_INT64",
+    "Inputs",
+    "check_rows_given",
+    "device_or_host",
+    "step_inputs",
+]
 
 NO_INT32 = np.empty(0, np.int32)
 NO_INT64 = np.empty(0, np.int64)
@@ -57,6 +66,13 @@ def step_inputs(
     device = (starts[1], computed[1], where[1])
     key = () if all(a is None for a in device) else tuple(0 if a is None else a.data.ptr for a in device)
     return Inputs((starts[0], computed[0], where[0], lines, num_positions), device, key)
+
+
+def check_rows_given(rows: Any, *, stable: bool) -> None:
+    """Raise ValueError unless rows are given exactly where the table has stable rows."""
+    if (rows is None) == stable:
+        rule = "be given when" if stable else "be None unless"
+        raise ValueError(f"rows must {rule} the table has stable_rows, got {type(rows).__name__}")
 
 
 def device_or_host(

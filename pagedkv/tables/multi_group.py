@@ -15,7 +15,7 @@ from pagedkv.tables.committer import Committer
 from pagedkv.tables.flat_ids import flat_ids
 from pagedkv.tables.geometry import Geometry
 from pagedkv.tables.joining import check_mirror, rows_of
-from pagedkv.tables.separate import compute_slot_mapping, output_set
+from pagedkv.tables.separate import compute_slot_mapping
 from pagedkv.tables.step import Step
 from pagedkv.tables.warmup import warmup
 
@@ -281,7 +281,8 @@ class MultiGroupBlockTable:
             Sizes, order, dtype or device are wrong, or a device array lies in what this step writes (its own
             query_start_loc and positions may be given as they are); nothing was enqueued or changed.
         PagedKVError
-            The stream is being captured; use `captured_step`.
+            The stream is being captured (use `captured_step`); or a captured step was packed and not yet
+            replayed.
         """
         if num_reqs_padded is None:
             num_reqs_padded = num_reqs
@@ -360,6 +361,9 @@ class MultiGroupBlockTable:
         CapacityError, ValueError, TypeError
             Sizes, order, dtype or device are wrong, or a device array lies in the slots that are written;
             nothing was enqueued or changed.
+        PagedKVError
+            The stream is being captured and an array lies on the host; or it is not, and a captured step was
+            packed and not yet replayed.
 
         Examples
         --------
@@ -380,7 +384,7 @@ class MultiGroupBlockTable:
         PAD past the last token of the last commit or mapping into this set, so any padded size may be read.
         """
         check_int("num_tokens", num_tokens, 0, self.max_num_batched_tokens)
-        return output_set(self._committer, out).slot_mapping(group, num_tokens)
+        return self._committer.output_set(out).slot_mapping(group, num_tokens)
 
     def outputs(self, num: int) -> None:
         """Make sure that there are `num` persistent output sets, so that steps in flight keep theirs.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pagedkv.tables.pack import OUT
 
 if TYPE_CHECKING:
-    from pagedkv.tables.step import OutputSet
+    from pagedkv.tables.output_set import OutputSet
 
 __all__ = ["Overlaps"]
 

@@ -5,16 +5,15 @@ from typing import Any
 import numpy as np
 
 from pagedkv.checks import check_int
-from pagedkv.constants import MAX_INT32
 from pagedkv.tables.committer import Committer
 from pagedkv.tables.faults import PackFault, find_fault
 from pagedkv.tables.inputs import NO_INT32, device_or_host
 from pagedkv.tables.modes import BATCH_ORDER, STABLE
+from pagedkv.tables.output_set import OutputSet
 from pagedkv.tables.pack import TOKENS_FLOOR, TOKENS_SEEN
 from pagedkv.tables.refusals import refuse
-from pagedkv.tables.step import OutputSet
 
-__all__ = ["compute_slot_mapping", "output_set"]
+__all__ = ["compute_slot_mapping"]
 
 
 def compute_slot_mapping(
@@ -31,17 +30,9 @@ def compute_slot_mapping(
     Returns the slots of each group in output set `out`: views, as long as there may be tokens.
     """
     with committer.backend.activate():
-        outputs = output_set(committer, out)
+        outputs = committer.output_set(out)
         num_tokens = _compute(committer, outputs, num_reqs, query_start_loc, positions, rows, stream)
         return tuple(outputs.slot_mapping(g, num_tokens) for g in range(len(committer.geometry.specs)))
-
-
-def output_set(committer: Committer, out: int) -> OutputSet:
-    """Return the output set of this number, or raise."""
-    num = len(committer.outputs)
-    if not 0 <= check_int("out", out, -MAX_INT32) < num:
-        raise ValueError(f"out must name one of {num} output sets, got {out} (make more with outputs(n))")
-    return committer.outputs[out]
 
 
 def _compute(
@@ -71,6 +62,9 @@ def _compute(
     else:
         num_tokens = -min(num_positions, geometry.max_num_batched_tokens) - 1
     stream = backend.stream(stream)
+    is_captured = stream.ptr != 0 and backend.is_capturing(stream.ptr)
+    if not is_captured:  # a captured call runs with the consumer's graph, whenever that is
+        committer.refuse_pending()
     capacity = (geometry.max_num_reqs + 1, geometry.max_num_batched_tokens, geometry.max_num_reqs)
     names = ("query_start_loc", "positions", "rows")
     # All sets share the staged arrays: `stage` lets its copy wait for the kernel of the last call.
@@ -81,7 +75,6 @@ def _compute(
         )
     ]
     most = num_tokens if num_tokens >= 0 else -num_tokens - 1
-    is_captured = stream.ptr != 0 and backend.is_capturing(stream.ptr)
     fill = max(most, int(outputs.seen[TOKENS_SEEN]))
     if is_captured:  # replays are not seen from here: each fills all, and later steps reckon with them
         fill = geometry.max_num_batched_tokens

@@ -7,6 +7,7 @@ import numpy as np
 from pagedkv.checks import check_int
 from pagedkv.kernels._layout import STATE_DRAFTS, STATE_GROUP, STATE_OFFSET
 from pagedkv.tables.geometry import Geometry, aligned
+from pagedkv.tables.kept import Kept, keep
 
 __all__ = ["StateOutputs"]
 
@@ -33,7 +34,7 @@ class StateOutputs:
         self._states = {
             group: (s, *place) for s, (group, place) in enumerate(zip(groups, places, strict=True))
         }
-        self._cached: dict[tuple[str, int, int], Any] = {}
+        self._cached: Kept = {}
 
     def indices(self, group: int, num_reqs: int) -> Any:
         """Blocks of the running state and the drafts, int32 [num_reqs, 1 + drafts]; a view, made once."""
@@ -41,16 +42,15 @@ class StateOutputs:
         if found is None:
             _, start, drafts = self._state(group)
             lines = self.all_indices[start : start + num_reqs * (1 + drafts)]
-            found = self._cached["indices", group, num_reqs] = lines.reshape(num_reqs, 1 + drafts)
+            found = keep(self._cached, ("indices", group, num_reqs), lines.reshape(num_reqs, 1 + drafts))
         return found
 
     def initial_indices(self, group: int, num_reqs: int) -> Any:
         """Block of the state before the step, int32 [num_reqs]; a view, made once."""
         found = self._cached.get(("initial", group, num_reqs))
         if found is None:
-            found = self._cached["initial", group, num_reqs] = self.all_initial[self._state(group)[0]][
-                :num_reqs
-            ]
+            line = self.all_initial[self._state(group)[0]]
+            found = keep(self._cached, ("initial", group, num_reqs), line[:num_reqs])
         return found
 
     def columns(self, group: int, num_reqs: int) -> Any:
@@ -58,7 +58,7 @@ class StateOutputs:
         found = self._cached.get(("columns", group, num_reqs))
         if found is None:
             lines = self.all_columns[self._state(group)[0]]
-            found = self._cached["columns", group, num_reqs] = lines[:, :num_reqs]
+            found = keep(self._cached, ("columns", group, num_reqs), lines[:, :num_reqs])
         return found
 
     def _state(self, group: int) -> tuple[int, int, int]:

@@ -10,8 +10,8 @@ from pagedkv.kernels import _grid as grids
 from pagedkv.kernels._layout import WRITE_WORDS
 from pagedkv.tables.device_tables import DeviceTables
 from pagedkv.tables.geometry import Geometry
+from pagedkv.tables.output_set import OutputSet
 from pagedkv.tables.sizes import Sizes
-from pagedkv.tables.step import OutputSet
 
 __all__ = ["Staging", "StepKernels"]
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pagedkv.batch import metadata as metadata_module
 from pagedkv.batch.batch_metadata import BatchMetadata
 from pagedkv.batch.metadata import CommonAttentionMetadata, StepMetadata
 from pagedkv.batch.step_metadata import step_metadata
@@ -205,7 +204,7 @@ class TestViews:
         assert address(first[0].slot_mapping) != address(second[0].slot_mapping)
 
     def test_no_more_sizes_are_kept_than_a_limit(self, backend, monkeypatch):
-        monkeypatch.setattr(metadata_module, "_MOST_KEPT", 3)
+        monkeypatch.setattr("pagedkv.tables.kept._MOST_KEPT", 3)
         drawn = one_step()
         drawn.commit(backend)
         for n in range(1, 12):

@@ -117,6 +117,18 @@ def test_more_new_blocks_than_the_capture_holds(backend):
     np.testing.assert_array_equal(table_of([row], 1024)[0], to_numpy(step.block_table(0))[0])
 
 
+@pytest.mark.parametrize("stable_rows", [False, True], ids=["batch order", "stable rows"])
+def test_rows_are_given_exactly_with_stable_rows(backend, stable_rows):
+    table = table_of_four(backend, stable_rows)
+    captured = table.captured_step(3, 8)
+    table.append_row(([5], []), 0)
+    before = everything(table)
+    rule = "be given when" if stable_rows else "be None unless"
+    with pytest.raises(ValueError, match=f"rows must {rule} the table has stable_rows"):
+        captured.pack(1, [0, 1], [0], rows=None if stable_rows else [0])
+    assert_unchanged(before, table)
+
+
 @pytest.mark.parametrize("sizes", [(5, 8), (-1, 8), (4, 33), (4, -1)])
 def test_sizes_that_the_table_does_not_hold(backend, sizes):
     with pytest.raises(ValueError, match="must lie in"):
@@ -124,7 +136,7 @@ def test_sizes_that_the_table_does_not_hold(backend, sizes):
 
 
 def test_an_output_set_that_is_not_there(backend):
-    with pytest.raises(ValueError, match="out must lie in"):
+    with pytest.raises(ValueError, match="out must name one of 1 output sets, got 1"):
         table_of_four(backend).captured_step(4, 8, out=1)
 
 

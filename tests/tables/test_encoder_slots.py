@@ -273,7 +273,7 @@ def test_buffers_are_used_in_turn_and_waited_for_before_they_are_written(backend
     written = []
     for length in range(1, 8):
         buffer = mapping._ring.buffer
-        mapping.compute([length])
+        assert mapping.compute([length]).ready is buffer.event, "used again after staging_depth calls"
         written.append(buffer.words.copy())
     ids = [buffer for buffer, _ in seen]
     assert len(set(ids)) == 3

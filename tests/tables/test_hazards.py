@@ -3,14 +3,16 @@
 import copy
 import gc
 import pickle
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pagedkv import BackendUnavailableError, HostMirror, KVCacheGroupSpec, MultiGroupBlockTable, PagedKVError
+from pagedkv.tables.encoder_slots import EncoderSlotMapping
 
-from .models import to_numpy
+from .models import assert_unchanged, everything, to_numpy
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -98,6 +100,92 @@ def test_no_step_between_pack_and_replay(backend):
     step = table.commit(1, [0, 1], [0])
 
     assert to_numpy(step.block_table(0))[:, 0].tolist() == [9]
+
+
+def packed_table(backend, stable_rows=False):
+    """A row of encoder tokens whose new block was packed for a captured step, and not yet replayed."""
+    groups = [KVCacheGroupSpec(16), KVCacheGroupSpec(4, max_num_encoder_tokens=10)]
+    table = MultiGroupBlockTable(groups, 2, 128, 16, stable_rows=stable_rows, backend=backend)
+    table.add_row(([5], [3, 5, 6]), 0)
+    rows = {"rows": [0]} if stable_rows else {}
+    table.commit(1, [0, 1], [0], **rows)
+    table.compute_slot_mapping(1, [0, 1], np.array([0]))  # loaded ahead, as a capture wants it
+    captured = table.captured_step(1, 1)
+    table.add_row(([7], [9, 8, 2]), 0)
+    captured.pack(1, [0, 1], [0], **rows)
+    return table, captured
+
+
+@pytest.mark.parametrize("stable_rows", [False, True], ids=["batch order", "stable rows"])
+def test_no_slots_are_mapped_between_pack_and_replay(backend, stable_rows):
+    """They would be those of the rows before the packed step."""
+    table, captured = packed_table(backend, stable_rows)
+    mapping = EncoderSlotMapping(table, 1, 16)
+    device = table._committer.backend.asarray
+    rows = [0] if stable_rows else None
+    starts, positions = np.array([0, 1], np.int32), np.array([3])
+    calls = {
+        "host arrays": lambda: table.compute_slot_mapping(1, [0, 1], positions, rows=rows),
+        "device arrays": lambda: table.compute_slot_mapping(1, device(starts), device(positions)),
+        "of one group": lambda: table[0].compute_slot_mapping(1, [0, 1], positions, rows=rows),
+        "encoder tokens": lambda: mapping.compute([10], rows),
+    }
+    before, kept = everything(table), to_numpy(mapping.slot_mapping).copy()
+    for call in calls.values():
+        with pytest.raises(PagedKVError, match="a captured step was packed: replay its graph and call mark"):
+            call()
+    assert_unchanged(before, table)
+    np.testing.assert_array_equal(kept, to_numpy(mapping.slot_mapping))
+
+    captured.enqueue()
+    captured.mark_replayed()
+
+    assert [to_numpy(slots).tolist() for slots in calls["host arrays"]()] == [[115], [-1]]
+    expected = [36, 37, 38, 39, 32, 33, 34, 35, 8, 9]
+    assert to_numpy(calls["encoder tokens"]().slot_mapping).tolist() == expected
+
+
+def test_a_mapping_is_captured_between_pack_and_replay(monkeypatch):
+    """It is in somebody's graph: what it maps is what the tables hold when that runs."""
+    table, _ = packed_table("numpy")
+    committer, stream = table._committer, SimpleNamespace(ptr=1)
+    monkeypatch.setattr(committer.backend, "stream", lambda _stream: stream)
+    monkeypatch.setattr(committer.backend, "is_capturing", lambda stream_id: stream_id == 1)
+    monkeypatch.setattr(committer, "stage", lambda _name, array, _room, _stream: array)
+
+    slots = table.compute_slot_mapping(1, [0, 1], np.array([3]))
+
+    assert slots[0].tolist() == [83]
+
+
+@contextmanager
+def capture_on(stream):
+    """A capture that ends whatever happens; yields a list that holds the graph afterwards."""
+    graphs = []
+    stream.begin_capture()
+    try:
+        yield graphs
+    finally:
+        graphs.append(stream.end_capture())
+
+
+@pytest.mark.gpu
+def test_a_mapping_that_is_captured_before_the_replay_reads_the_rows_of_its_own(gpu_backend):
+    import cupy
+
+    table, captured = packed_table(gpu_backend)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    starts, positions = cupy.array([0, 1], np.int32), cupy.array([3])
+    cupy.cuda.runtime.deviceSynchronize()
+    with capture_on(stream) as graphs:
+        (slots, _) = table.compute_slot_mapping(1, starts, positions, stream=stream)
+    captured.enqueue(stream)
+    captured.mark_replayed(stream)
+
+    graphs[0].launch(stream)
+    stream.synchronize()
+
+    assert slots.get().tolist() == [115]
 
 
 @pytest.mark.parametrize(("num_reqs", "num_blocks"), [(25, 24), (29, 22), (1, 1), (64, 64)])

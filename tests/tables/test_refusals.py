@@ -128,6 +128,7 @@ BAD = {
     "foreign computed": ({"num_computed_tokens": Foreign()}, TypeError, "array of the table's device"),
     "an output set that is not there": ({"out": 2}, ValueError, "out must name one of 2 output sets, got 2"),
     "an output set below 0": ({"out": -1}, ValueError, "out must name one of 2 output sets, got -1"),
+    "a fraction of an output set": ({"out": 1.0}, TypeError, "out must be an int, got float"),
 }
 BAD_ROWS = {
     "a row below -1": ({"rows": [0, -2, 1]}, r"rows must lie in \[-1, 5\], got -2 at place 1"),
