@@ -12,6 +12,7 @@ from pagedkv.batch.step_part import PartArrays, Place, StepPart
 from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.constants import NULL_BLOCK_ID
 from pagedkv.kernels import _grid as grids
+from pagedkv.tables.inputs import check_rows_given
 from pagedkv.tables.multi_group import MultiGroupBlockTable
 from pagedkv.tables.step import Step
 
@@ -49,6 +50,7 @@ class MicroBatches:
         backend.compile()  # which a capture must not do
         self._arrays = [PartArrays(backend, geometry) for _ in range(num)]
         self._groups = backend.asarray(geometry.groups)
+        self._ready, self._ready_in_capture = backend.event(), backend.event()
         self._made: dict[tuple[int, ...], _Made] = {}
 
     @property
@@ -82,7 +84,8 @@ class MicroBatches:
         -------
         tuple of StepMetadata
             One for each micro-batch, its number in `ubatch`; valid as the step's arrays are, and until the
-            next split into these buffers.
+            next split into these buffers. A stream that runs one of them waits for its ``step.ready``; see
+            `StepPart`.
 
         Raises
         ------
@@ -98,8 +101,11 @@ class MicroBatches:
         backend = self._committer.backend
         with backend.activate():
             made = [self._make(step, k, *at) for k, at in enumerate(zip(places, sizes, strict=True))]
+            ready = step.ready
             if enqueue:
-                self._launch(places, [launch for _, launch in made], backend.stream(stream))
+                ready = self._launch(places, [launch for _, launch in made], backend.stream(stream))
+            for part, _ in made:
+                part.ready = ready
             return tuple(over(part, host) for (part, _), host in zip(made, parts, strict=True))
 
     def may_split(self, metadata: StepMetadata, cuts: Sequence[int], rows: Any = None) -> bool:
@@ -121,8 +127,7 @@ class MicroBatches:
         """
         _, places = self._check(metadata, cuts)
         batch, geometry = metadata.batch, self._committer.geometry
-        if (rows is None) == self._committer.is_stable:
-            raise ValueError("rows must be given exactly when the table has stable rows")
+        check_rows_given(rows, stable=self._committer.is_stable)
         lines = np.arange(batch.num_reqs_unpadded, dtype=np.int32)
         if rows is not None:
             lines = as_int32("rows", rows, -1, geometry.max_num_reqs - 1)
@@ -166,10 +171,10 @@ class MicroBatches:
             inputs = (self._groups, outputs.query_start_loc, outputs.seq_lens, outputs.token_reqs)
             own = (arrays.query_start_loc, arrays.seq_lens, arrays.token_reqs, arrays.local_seq_lens)
             launch = self._committer.backend.bind("split_batch", (*inputs, *own, *place))
-            made = self._made[key] = StepPart(step, arrays, place, *sizes), launch
+            made = self._made[key] = StepPart(step, arrays, place, *sizes, step.ready), launch
         return made
 
-    def _launch(self, places: list[Place], launches: list[Any], stream: Any) -> None:
+    def _launch(self, places: list[Place], launches: list[Any], stream: Any) -> Any:
         committer = self._committer
         is_captured = stream.ptr != 0 and committer.backend.is_capturing(stream.ptr)
         if not is_captured:  # a consumer's graph has its own order
@@ -177,5 +182,8 @@ class MicroBatches:
         for place, launch in zip(places, launches, strict=True):
             tokens, reqs = place.last_token - place.first_token, place.last_req - place.first_req
             launch(grids.split_batch(tokens, reqs, len(self._groups)), stream)
-        if not is_captured:
-            committer.finish(committer.call_event, stream.ptr)
+        if is_captured:  # recorded in a capture, an event is good for nothing else
+            committer.backend.record(self._ready_in_capture.ptr, stream.ptr)
+            return self._ready_in_capture
+        committer.finish(self._ready, stream.ptr)
+        return self._ready

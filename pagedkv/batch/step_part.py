@@ -52,17 +52,26 @@ class StepPart:
         Where the micro-batch lies in the step.
     num_reqs, num_tokens : int
         Of its rows and tokens those that are real.
+    ready : event
+        Done once all arrays of the micro-batch hold its values, those of the step among them: a stream that
+        runs it waits for this. One for all micro-batches of a split, and used again by the next split into
+        the same `MicroBatches`. Of a split that is captured it belongs to the capture: a stream that waits
+        for it joins in, and it means nothing afterwards. Where no kernels were enqueued (``enqueue=False``)
+        it is the step's own: of a packed step `mark_replayed` records it behind the graph that holds them; a
+        commit knows nothing of such a graph.
     """
 
     __slots__ = ("_arrays", "_first_req", "_first_token", "_step", "kept", "num_reqs", "num_reqs_padded",
-                 "num_tokens", "num_tokens_padded")  # fmt: skip
+                 "num_tokens", "num_tokens_padded", "ready")  # fmt: skip
 
-    def __init__(self, step: Step, arrays: PartArrays, place: Place, num_reqs: int, num_tokens: int) -> None:
-        self._step, self._arrays = step, arrays
+    def __init__(
+        self, step: Step, arrays: PartArrays, place: Place, num_reqs: int, num_tokens: int, ready: Any
+    ) -> None:
+        self._step, self._arrays, self.ready = step, arrays, ready
         self._first_req, self._first_token = place.first_req, place.first_token
         self.num_reqs, self.num_reqs_padded = num_reqs, place.last_req - place.first_req
         self.num_tokens, self.num_tokens_padded = num_tokens, place.last_token - place.first_token
-        self.kept: dict[tuple[int, int], Any] = {}
+        self.kept: dict[tuple[Any, ...], Any] = {}
 
     @property
     def geometry(self) -> Geometry:
@@ -73,7 +82,7 @@ class StepPart:
         """As `Step.resized`."""
         first_req, first_token = self._first_req, self._first_token
         place = Place(first_req, first_req + num_reqs_padded, first_token, first_token + num_tokens_padded)
-        return StepPart(self._step, self._arrays, place, self.num_reqs, self.num_tokens)
+        return StepPart(self._step, self._arrays, place, self.num_reqs, self.num_tokens, self.ready)
 
     def block_table(self, group: int = 0) -> Any:
         """As `Step.block_table`, of the micro-batch's rows."""
