@@ -1,7 +1,7 @@
 """What `MetadataBuilders` refuses: groups, keys and builders that are none, and metadata of other groups."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -75,7 +75,9 @@ def check_specs(own: Specs, given: Sequence[KVCacheGroupSpec]) -> None:
         raise ValueError(f"metadata must be of {len(own)} groups, got {len(given)} {remedy}")
     for group, (one, other) in enumerate(zip(own, given, strict=True)):
         if one != other and _resolved(one) != _resolved(other):
-            raise ValueError(f"group {group} of the metadata must be {one}, got {other} {remedy}")
+            names = [f.name for f in fields(one) if getattr(one, f.name) != getattr(other, f.name)]
+            wanted, got = (", ".join(f"{n}={getattr(spec, n)!r}" for n in names) for spec in (one, other))
+            raise ValueError(f"group {group} of the metadata must have {wanted}, got {got} {remedy}")
 
 
 def _resolved(spec: KVCacheGroupSpec) -> tuple[KVCacheGroupSpec, list[tuple[int, int]]]:

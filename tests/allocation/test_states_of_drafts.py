@@ -148,6 +148,19 @@ def test_a_boundary_is_published_with_column_0_and_must_be_copied_there():
             engine.step([other], [1], [None])
 
 
+@pytest.mark.parametrize(("mode", "found"), [("align", 0), ("none", 1)])
+def test_an_aligned_state_is_settled_before_the_next_step_is_allocated(mode, found):
+    """Of a step in flight the block moves on with the next allocation; a running state stays in column 0."""
+    engine = Engine([MambaSpec(4, mode)], caching=False)
+    seq = engine.add(range(9))
+    engine.manager.allocate_slots([seq], [3])
+    engine.manager.allocate_slots([seq], [3 + 2])
+
+    step = engine.table.commit(1, [0, 2], [3], rows=engine.manager.rows([seq]))
+
+    assert to_numpy(step.initial_state_indices(0)).tolist() == [found]
+
+
 def test_nobody_else_gets_the_blocks_of_drafts_until_the_sequence_leaves():
     engine = Engine([MambaSpec(4, "align", 2)], caching=False)
     free = engine.manager.num_free_blocks
