@@ -1,6 +1,7 @@
 """Steps and metadata builders as small as can be, and what a captured graph would read of them."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,9 +45,9 @@ class Step:
     batch: Batch
     groups: tuple
 
-    @property
+    @cached_property
     def step(self):
-        """Where metadata says what its table was made of."""
+        """Where metadata says what its table was made of: the same tuple each time."""
         return SimpleNamespace(geometry=SimpleNamespace(specs=tuple(one.spec for one in self.groups)))
 
 
