@@ -94,6 +94,8 @@ class MicroBatches:
             a request where a group holds recurrent states, whose blocks are those of the whole step.
         TypeError
             A cut is no int.
+        PagedKVError
+            A captured step was packed and not replayed yet, and nothing is being captured.
         """
         step, places = self._check(metadata, cuts)
         parts = [part_of(metadata.batch, place, k) for k, place in enumerate(places)]
@@ -178,6 +180,7 @@ class MicroBatches:
         committer = self._committer
         is_captured = stream.ptr != 0 and committer.backend.is_capturing(stream.ptr)
         if not is_captured:  # a consumer's graph has its own order
+            committer.refuse_pending()
             committer.order(stream.ptr)
         for place, launch in zip(places, launches, strict=True):
             tokens, reqs = place.last_token - place.first_token, place.last_req - place.first_req

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pagedkv import PagedKVError
 from pagedkv.batch.micro_batches import MicroBatches
 from pagedkv.batch.step_metadata import step_metadata
 
@@ -86,3 +87,17 @@ def test_a_capture_has_an_event_of_its_own(watched, monkeypatch):
     assert ready is parts[1].step.ready
     assert ready is not before
     assert watched.table._committer.last_event is last
+
+
+def test_no_split_between_pack_and_replay(watched):
+    """The kernels would read the arrays of the step before; those of a graph read the packed step's."""
+    captured = watched.table.captured_step(4, 10)
+    arrays = [0, 1, 5, 7], [4, 5, 6]
+    packed = step_metadata(captured.pack(3, *arrays), *arrays)
+    before = list(watched.calls)
+
+    with pytest.raises(PagedKVError, match="call mark_replayed before"):
+        packed.split([3], watched.buffers)
+
+    assert watched.calls == before
+    assert len(packed.split([3], watched.buffers, enqueue=False)) == 2
