@@ -49,7 +49,7 @@ class BatchMetadata:
     max_query_len, max_seq_len : int
         Upper bounds of the query lengths and of `seq_lens`.
     causal : bool
-        Whether tokens see only what is before them.
+        Whether tokens see only what is before them; a group of cross attention says False by itself.
     ubatch : int
         Number of the micro-batch; 0 for a step that is whole.
     """
@@ -83,7 +83,7 @@ class BatchMetadata:
 def writable(frozen: type) -> Any:
     """Return a dataclass of the same slots that can be written to.
 
-    A frozen dataclass sets each field by a call, which makes a step's metadata four times as dear. An object
+    A frozen dataclass sets each field by a call, which makes an object three times as dear. An object
     of the writable class becomes one of the frozen class when its ``__class__`` is set.
     """
     names = [(field.name, Any) for field in fields(frozen)]

@@ -19,8 +19,8 @@ __all__ = ["CommonAttentionMetadata", "WritableGroup"]
 class CommonAttentionMetadata:
     """What the attention layers of one group read of a step; R requests and T tokens, padding included.
 
-    Every field of `batch` can be read here as well. The arrays are on the device, valid until the next
-    commit into the same output set.
+    Every field of `batch` can be read here as well; `causal` alone may differ. The arrays are on the device,
+    valid until the next commit into the same output set.
 
     Parameters
     ----------
@@ -60,8 +60,12 @@ class CommonAttentionMetadata:
     num_tokens_unpadded = FromBatch[int]()
     max_query_len = FromBatch[int]()
     max_seq_len = FromBatch[int]()
-    causal = FromBatch[bool]()
     ubatch = FromBatch[int]()
+
+    @property
+    def causal(self) -> bool:
+        """`BatchMetadata.causal`, but False for cross attention: each token sees all of the encoder's."""
+        return self.batch.causal if self.spec.max_num_encoder_tokens is None else False
 
     def __repr__(self) -> str:
         """Sizes alone, as that of `BatchMetadata`."""

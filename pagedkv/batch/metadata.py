@@ -98,6 +98,19 @@ class StepMetadata:
         """Go through the groups."""
         return iter(self.groups)
 
+    def with_batch(self, **changes: Any) -> "StepMetadata":
+        """Return the same with fields of the batch changed, for all groups; ``causal=False`` for instance.
+
+        What is given for an array on the device is not kept by `unpadded` and `split`, which take the step's.
+
+        Raises
+        ------
+        TypeError
+            `BatchMetadata` has no field of this name.
+        """
+        batch = replace(self.batch, **changes)
+        return replace(self, batch=batch, groups=tuple(replace(group, batch=batch) for group in self.groups))
+
     def unpadded(self) -> "StepMetadata":
         """Return the same without padding: every array, on the host and on the device, is cut.
 

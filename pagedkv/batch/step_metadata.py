@@ -38,7 +38,7 @@ def step_metadata(
         Longest sequence to promise, such as the model length while a graph is captured; by default the
         longest of the step.
     causal : bool
-        Whether tokens see only what is before them.
+        Whether tokens see only what is before them; a group of cross attention says False by itself.
 
     Returns
     -------

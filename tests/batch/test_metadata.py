@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from pagedkv import ContextParallel, KVCacheGroupSpec
+from pagedkv.batch import MicroBatches
 from pagedkv.batch.batch_metadata import BatchMetadata
 from pagedkv.batch.metadata import CommonAttentionMetadata, StepMetadata
 from pagedkv.batch.step_metadata import step_metadata
@@ -250,6 +252,44 @@ class TestClasses:
         assert group.kernel_block_table is not None
         for name in set(FIELDS) - {"max_seq_len", "causal"}:
             assert getattr(batch, name) is getattr(metadata.batch, name)
+
+    def test_a_changed_batch_is_that_of_every_group(self, backend):
+        metadata = one_step().metadata(backend)
+
+        changed = metadata.with_batch(causal=False, max_seq_len=400)
+
+        assert [group.batch for group in changed] == [changed.batch] * 2
+        assert [(group.causal, group.max_seq_len) for group in changed] == [(False, 400)] * 2
+        assert [type(thing) for thing in (changed, changed.batch, changed[1])] == [
+            StepMetadata,
+            BatchMetadata,
+            CommonAttentionMetadata,
+        ]
+        for name in set(FIELDS) - {"max_seq_len", "causal"}:
+            assert getattr(changed[0], name) is getattr(metadata.batch, name)
+        for new, old in zip(changed, metadata, strict=True):
+            for field in dataclasses.fields(new):
+                assert field.name == "batch" or getattr(new, field.name) is getattr(old, field.name)
+        assert changed.step is metadata.step
+        assert (metadata.batch.causal, metadata[0].causal, metadata.batch.max_seq_len) == (True, True, 10)
+        assert not changed.unpadded()[1].causal
+
+    def test_a_batch_is_changed_where_there_are_no_groups(self, backend):
+        assert not one_step(specs=[], ids=[]).metadata(backend).with_batch(causal=False).batch.causal
+
+    def test_a_field_that_is_none_of_a_batch(self, backend):
+        with pytest.raises(TypeError, match="slot_mapping"):
+            one_step().metadata(backend).with_batch(slot_mapping=1)
+
+    def test_cross_attention_is_never_causal(self, backend):
+        """The encoder's tokens come before all of the decoder's."""
+        specs = [KVCacheGroupSpec(4), KVCacheGroupSpec(4, max_num_encoder_tokens=16)]
+        drawn = one_step(specs=specs, world=ContextParallel())
+        metadata = drawn.metadata(backend)
+
+        for step in (metadata, metadata.unpadded(), *metadata.split([4], MicroBatches(drawn.table))):
+            assert (step.batch.causal, step[0].causal, step[1].causal) == (True, True, False)
+        assert [group.causal for group in metadata.with_batch(causal=False)] == [False, False]
 
     def test_their_text_shows_no_array(self, backend):
         """To show one that lies on the device, the host would wait for it."""

@@ -19,7 +19,7 @@ def test_a_longer_sequence_can_be_promised_and_no_shorter_one(backend):
     assert step_metadata(*arrays, max_seq_len=10).batch.max_seq_len == 10
     assert step_metadata(*arrays, max_seq_len=64).unpadded()[0].max_seq_len == 64
     with pytest.raises(ValueError, match=r"max_seq_len must lie in \[10, "):
-        step_metadata(*arrays, max_seq_len=9)
+        step_metadata(*arrays, max_seq_len=9)  # in the words of InputBatch.commit
 
 
 def test_nothing_is_prefilling_without_prompts(backend):
