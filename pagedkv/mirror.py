@@ -99,6 +99,7 @@ class HostMirror:
         )
         self.counts = np.zeros((len(self.widths), max_num_reqs), np.int32)
         self.owner: str | None = None
+        self.batch: Any = None  # weak reference to the InputBatch of its tables: one at a time
         self.block_sizes: tuple[int, ...] | None = None
         self.largest_block_id = 0
         self._left: list[int] = []

@@ -7,7 +7,7 @@ import numpy as np
 
 from pagedkv._rowops import Fault, find_fault
 from pagedkv.batch import advance as a
-from pagedkv.batch.ready import Admitted, Running, ready_admitted, ready_running
+from pagedkv.batch.ready import Admitted, Running, raise_length, ready_admitted, ready_running
 from pagedkv.batch.rows import Blocks, Rows
 from pagedkv.batch.scheduler_output import SchedulerOutput
 from pagedkv.batch.states import Int64Array, RequestStates
@@ -15,7 +15,7 @@ from pagedkv.checks import IntArray
 from pagedkv.errors import CapacityError, StaleSequenceError
 from pagedkv.mirror import HostMirror
 
-__all__ = ["Plan", "plan_update", "refuse_running"]
+__all__ = ["Plan", "plan_update"]
 
 
 class Plan(NamedTuple):
@@ -56,7 +56,7 @@ def plan_update(
     running = ready_running(output.running, num_groups)
     over, preempted, resumed_slots = _resolve(states, output, new, resumed)
     plan = Plan(over, preempted, new, resumed, resumed_slots, running)
-    _check_running(states, rows, plan)
+    _check_running(states, plan)
     _check_handles(states, rows, plan)
     staying = states.slots[states.slots >= 0] if beside_others else states.slots[:0]
     _check_room(states, rows, plan, staying)
@@ -70,11 +70,12 @@ def plan_update(
             return states.name_of(int(slots[place]))
 
         _check_blocks(mirror, name_at, rows.num_held(slots), running.blocks)
+        _check_kept(states, rows, mirror, slots)
     return plan
 
 
-def refuse_running(code: int, place: int, states: RequestStates, running: Running) -> NoReturn:
-    """Raise for a fault that `check_running` found in ready arrays, whose shapes are right."""
+def _refuse_running(code: int, place: int, states: RequestStates, running: Running) -> NoReturn:
+    # For a fault that `check_running` found in ready arrays: their shapes are right, and nothing is below 0.
     handle = int(running.handles[place])
     if code == a.Code.STALE:
         raise StaleSequenceError(
@@ -83,11 +84,15 @@ def refuse_running(code: int, place: int, states: RequestStates, running: Runnin
         )
     if code == a.Code.REPEATED:
         raise ValueError(f"running must name each request once, got handle {handle} again at place {place}")
-    name, values = "num_scheduled_tokens", running.scheduled
-    if code == a.Code.COMPUTED:
-        name, values = "num_computed_tokens", running.computed
     request = states.name_of(handle & a.SLOT_MASK)
-    raise ValueError(f"{name} must be at least 0, got {values[place]} for request {request!r}")
+    if code == a.Code.PREEMPTED:
+        raise ValueError(
+            f"request {request!r} must come back through resumed, got it running "
+            "(it was preempted, and has no blocks)"
+        )
+    line = states.numbers[handle & a.SLOT_MASK]
+    computed = running.computed[place] if running.computed.size else line[a.COMPUTED] + line[a.SCHEDULED]
+    raise_length(int(computed) + int(running.scheduled[place]), request)
 
 
 def _resolve(
@@ -109,13 +114,13 @@ def _resolve(
     return list(over), named["preempted"], named["resumed"]
 
 
-def _check_running(states: RequestStates, rows: Rows, plan: Plan) -> None:
+def _check_running(states: RequestStates, plan: Plan) -> None:
     running = plan.running
     states.setup[a.STEP] += 1
     step = int(states.setup[a.STEP])
     code, place = a.check_running(states.numbers, running.handles, running.scheduled, running.computed, step)
     if code not in (a.Code.DONE, a.Code.CHANGES):
-        refuse_running(code, place, states, running)
+        _refuse_running(code, place, states, running)
     others = {**dict.fromkeys(plan.over, "finished or new"), **dict.fromkeys(plan.preempted, "preempted")}
     others |= dict.fromkeys(plan.resumed_slots, "resumed")
     for slot, kind in others.items():
@@ -123,11 +128,6 @@ def _check_running(states: RequestStates, rows: Rows, plan: Plan) -> None:
             raise ValueError(
                 f"request {states.name_of(slot)!r} must be named once, got it running and {kind}"
             )
-    for slot in rows.without_blocks(running.slots):
-        raise ValueError(
-            f"request {states.name_of(slot)!r} must come back through resumed, got it running "
-            "(it was preempted, and has no blocks)"
-        )
 
 
 def _check_handles(states: RequestStates, rows: Rows, plan: Plan) -> None:
@@ -174,6 +174,17 @@ def _check_room(states: RequestStates, rows: Rows, plan: Plan, staying: Int64Arr
         raise CapacityError(
             f"requests must have table rows: {num_free} of {most} are free, got {needed} that start "
             "(name those that lost their blocks in preempted, or raise max_num_reqs)"
+        )
+
+
+def _check_kept(states: RequestStates, rows: Rows, mirror: HostMirror, slots: Int64Array) -> None:
+    found = rows.past_limits(slots)
+    if found is not None:
+        slot, group, block_id = found
+        raise ValueError(
+            f"block_ids must lie in [0, {mirror.layout[group, 2]}], got {block_id} for request "
+            f"{states.name_of(slot)!r} in group {group} (a table that takes no larger ids joined the mirror "
+            "while it rested: resume it with others)"
         )
 
 

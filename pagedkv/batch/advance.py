@@ -15,6 +15,7 @@ import numpy as np
 from pagedkv._rowops import put_rows
 from pagedkv.addresses import int32_1d, int32_2d, int32_3d, int64_1d, int64_2d
 from pagedkv.compiled import compiled
+from pagedkv.constants import MAX_INT32
 
 __all__ = [
     "COMPUTED",
@@ -24,8 +25,8 @@ __all__ = [
     "MAX_TOKENS",
     "NUM_REQS",
     "POSITION",
+    "PREEMPTED",
     "PREFILL",
-    "PREVIOUS",
     "ROW",
     "SCHEDULED",
     "SETUP_WORDS",
@@ -53,7 +54,7 @@ COMPUTED: Final = 3  # tokens in the cache before the step
 SCHEDULED: Final = 4  # tokens of the step; 0 out of the batch
 PREFILL: Final = 5  # tokens known when it was admitted
 STAMP: Final = 6  # the step that named it last
-PREVIOUS: Final = 7  # position in the batch before this one; -1: was not in it
+PREEMPTED: Final = 7  # 1: its blocks were given up, and it must be resumed
 FIELDS: Final = 8
 
 # --- setup ------------------------------------------------------------------------------------
@@ -73,14 +74,14 @@ class Code(IntEnum):
     UNORDERED = 2  # done, but the batch has to be ordered
     STALE = 3
     REPEATED = 4
-    SCHEDULED = 5
-    COMPUTED = 6
+    PREEMPTED = 5
+    LENGTH = 6  # a number below 0, or a sum of them past int32
     SHAPE = 7
     BLOCKS = 8
     TOKENS = 9
 
 
-_DONE, _CHANGES, _UNORDERED, _STALE, _REPEATED, _SCHEDULED, _COMPUTED, _SHAPE, _BLOCKS, _TOKENS = (
+_DONE, _CHANGES, _UNORDERED, _STALE, _REPEATED, _PREEMPTED, _LENGTH, _SHAPE, _BLOCKS, _TOKENS = (
     int(c) for c in Code
 )
 
@@ -109,11 +110,12 @@ def check_running(
         if numbers[slot, STAMP] == step:
             return _REPEATED, i
         numbers[slot, STAMP] = step
-        if scheduled[i] < 0:
-            return _SCHEDULED, i
-        if computed.size and computed[i] < 0:
-            return _COMPUTED, i
+        start = np.int64(computed[i]) if computed.size else numbers[slot, COMPUTED] + numbers[slot, SCHEDULED]
+        if start < 0 or scheduled[i] < 0 or start + scheduled[i] > MAX_INT32:
+            return _LENGTH, i
         if numbers[slot, POSITION] < 0:
+            if numbers[slot, PREEMPTED]:
+                return _PREEMPTED, i
             code = _CHANGES
     return code, 0
 
@@ -128,7 +130,6 @@ def set_running(numbers: Array, handles: Array, scheduled: Array, computed: Arra
         else:
             numbers[slot, COMPUTED] += numbers[slot, SCHEDULED]
         numbers[slot, SCHEDULED] = scheduled[i]
-        numbers[slot, PREVIOUS] = numbers[slot, POSITION]
 
 
 @compiled

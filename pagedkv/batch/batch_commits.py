@@ -7,17 +7,17 @@ import numpy as np
 from pagedkv.batch.batch_reads import BatchReads
 from pagedkv.batch.filling import fill
 from pagedkv.batch.metadata import StepMetadata
-from pagedkv.batch.rows import Rows
+from pagedkv.batch.ready import ready_computed
+from pagedkv.batch.states import Int64Array
 from pagedkv.batch.update import rest, wake
 from pagedkv.checks import IntArray, check_int
 from pagedkv.errors import PagedKVError
 from pagedkv.tables.captured import CapturedStep
+from pagedkv.tables.inputs import NO_INT32
 from pagedkv.tables.multi_group import MultiGroupBlockTable
 from pagedkv.tables.step import Step
 
 __all__ = ["BatchCommits"]
-
-_NO_INT32, _NO_INT64 = np.empty(0, np.int32), np.empty(0, np.int64)
 
 
 class BatchCommits(BatchReads):
@@ -25,9 +25,7 @@ class BatchCommits(BatchReads):
 
     table: MultiGroupBlockTable
     manager: Any
-    _rows: Rows
     _needs_rows: bool
-    _needs_handles: bool
 
     def commit(
         self,
@@ -46,14 +44,15 @@ class BatchCommits(BatchReads):
         ----------
         num_reqs_padded, num_tokens_padded : int, optional
             Sizes that a CUDA graph reads; see `MultiGroupBlockTable.commit`.
-        num_computed_tokens : int32 [num_reqs] on the device, optional
-            The true values where the host's are upper bounds (drafts in flight), in batch order. Slots,
-            positions and lengths come from these.
+        num_computed_tokens : int32 [num_reqs], optional
+            The true values where the batch's are upper bounds (drafts in flight), in batch order; on the
+            device, or on the host. Slots, positions and lengths come from these. None may be larger than the
+            batch's: on the host that is checked, on the device nobody looks.
         positions : int64 [num_tokens], optional
             As `MultiGroupBlockTable.commit` takes them.
         max_seq_len : int, optional
-            Longest sequence that the metadata promises, as for a capture; the longest of the step where that
-            is longer, or None is given.
+            Longest sequence that the metadata promises, as for a capture; at least the longest of the step,
+            which is promised by default.
         out : int
             Output set.
         stream : CuPy stream, optional
@@ -62,21 +61,27 @@ class BatchCommits(BatchReads):
         ------
         PagedKVError
             There are holes (call `condense`), or a request of a manager's has no blocks.
+        StaleSequenceError
+            The manager has freed a sequence that is in the batch.
+        ValueError
+            A `num_computed_tokens` on the host above the batch's, or a `max_seq_len` below the longest
+            sequence.
         CapacityError, ValueError, TypeError
-            As `MultiGroupBlockTable.commit`.
+            As `MultiGroupBlockTable.commit`. Nothing has changed then.
         """
         self._refuse_holes()
         num_reqs = padded = size = self._states.num_reqs
         if num_reqs_padded is not None:
             padded = check_int("num_reqs_padded", num_reqs_padded)
             size = min(max(padded, num_reqs), self.table.max_num_reqs)  # others are refused by the table
-        host, is_prefilling, rows, longest_query, longest = self._fill(num_reqs, size)
+        host, is_prefilling, handles, rows, longest_query, longest = self._fill(num_reqs, size)
         if max_seq_len is not None:
-            longest = _promised(max_seq_len, longest)
+            longest = check_int("max_seq_len", max_seq_len, longest)
+        computed = host[2, :num_reqs]
         step = self.table.commit(
             num_reqs,
             host[0, : num_reqs + 1],
-            host[2, :num_reqs] if num_computed_tokens is None else num_computed_tokens,
+            computed if num_computed_tokens is None else ready_computed(num_computed_tokens, computed),
             rows=rows,
             num_reqs_padded=padded,
             num_tokens_padded=num_tokens_padded,
@@ -84,6 +89,7 @@ class BatchCommits(BatchReads):
             out=out,
             stream=stream,
         )
+        self._states.committed = handles
         return StepMetadata.of(step, host, is_prefilling, longest_query, longest)
 
     def pack(self, captured: CapturedStep, *, max_seq_len: int | None = None) -> StepMetadata:
@@ -98,16 +104,25 @@ class BatchCommits(BatchReads):
 
         Raises
         ------
-        PagedKVError, CapacityError, ValueError
-            As `CapturedStep.pack`; and there are holes.
+        PagedKVError
+            There are holes, or a request of a manager's has no blocks; or as `CapturedStep.pack`.
+        StaleSequenceError
+            The manager has freed a sequence that is in the batch.
+        ValueError
+            The captured step is another table's, or `max_seq_len` is below the longest sequence.
+        CapacityError, ValueError, TypeError
+            As `CapturedStep.pack`. Nothing has changed then.
         """
+        if not captured.is_of(self.table):
+            raise ValueError("captured must be a step of the batch's table, got another's")
         self._refuse_holes()
         num_reqs = self._states.num_reqs
         padded = max(captured.num_reqs_padded, num_reqs)
-        host, is_prefilling, rows, longest_query, longest = self._fill(num_reqs, padded)
+        host, is_prefilling, handles, rows, longest_query, longest = self._fill(num_reqs, padded)
         if max_seq_len is not None:
-            longest = _promised(max_seq_len, longest)
+            longest = check_int("max_seq_len", max_seq_len, longest)
         step = captured.pack(num_reqs, host[0, : num_reqs + 1], host[2, :num_reqs], rows=rows)
+        self._states.committed = handles
         return StepMetadata.of(step, host, is_prefilling, longest_query, longest)
 
     def dummy(
@@ -126,7 +141,10 @@ class BatchCommits(BatchReads):
         evenly over the requests.
 
         Requests of the batch go on afterwards: with rows in batch order they rest for this step, and come
-        back with `RunningRequests` as after any rest; with stable rows they are not touched.
+        back with `RunningRequests` as after any rest; with stable rows they are not touched. So a dummy step
+        costs nothing more with stable rows. With rows in batch order the host copies the ids of all requests
+        aside and back, and all of their rows are sent again in the step in which they come back.
+        `previous_positions` are those of the last real step either way.
 
         Parameters
         ----------
@@ -159,7 +177,7 @@ class BatchCommits(BatchReads):
         host[2, :num_reqs] -= lengths
         longest = int(host[1].max())
         if max_seq_len is not None:
-            longest = _promised(max_seq_len, longest)
+            longest = check_int("max_seq_len", max_seq_len, longest)
         step = self._commit_dummy(num_reqs, host[0], host[2, :num_reqs], out, stream)
         return StepMetadata.of(step, host, np.zeros(num_reqs, np.bool_), longest_query, longest)
 
@@ -180,13 +198,9 @@ class BatchCommits(BatchReads):
         if self._states.holes:
             raise PagedKVError(f"the batch must have no holes, got {self._states.holes} (call condense())")
 
-    def _fill(self, num_reqs: int, padded: int) -> tuple[Any, Any, IntArray | None, int, int]:
+    def _fill(self, num_reqs: int, padded: int) -> tuple[Any, Any, Int64Array, IntArray | None, int, int]:
         host, is_prefilling = np.empty((3, padded + 1), np.int32), np.empty(padded, np.bool_)
-        rows = np.empty(num_reqs, np.int32) if self._needs_rows else _NO_INT32
-        handles = np.empty(num_reqs, np.int64) if self._needs_handles else _NO_INT64
-        longest = fill(self._states.addresses, host, is_prefilling, rows, handles)
-        return host, is_prefilling, self._rows.of_step(rows, handles), *longest
-
-
-def _promised(max_seq_len: int, longest: int) -> int:
-    return max(longest, check_int("max_seq_len", max_seq_len))
+        handles = np.empty(num_reqs, np.int64)
+        rows = np.empty(num_reqs, np.int32) if self._needs_rows else NO_INT32
+        longest = fill(self._states.addresses, host, is_prefilling, handles, rows)
+        return host, is_prefilling, handles, self._rows.of_step(rows, handles), *longest

@@ -6,6 +6,7 @@ import numpy as np
 
 from pagedkv.batch import advance as a
 from pagedkv.batch.filling import sizes
+from pagedkv.batch.rows import Rows
 from pagedkv.batch.states import Int64Array, RequestStates
 from pagedkv.checks import IntArray
 
@@ -13,29 +14,34 @@ __all__ = ["BatchReads"]
 
 
 class BatchReads:
-    """Base of `InputBatch`: reads, each an array of its own in batch order."""
+    """Base of `InputBatch`: reads, each an array of its own in batch order.
+
+    An array has an element for each of P positions: for the `num_reqs` requests, and -1 for each hole that
+    `remove_request` left. Without holes P is num_reqs.
+    """
 
     _states: RequestStates
+    _rows: Rows
 
     @property
     def num_reqs(self) -> int:
-        """Requests in the batch."""
+        """Requests in the batch, holes not counted."""
         return self._states.num_reqs - len(self._states.holes)
 
     @property
     def req_ids(self) -> list[Hashable]:
-        """Names in batch order; None where `remove_request` left a hole."""
+        """Names in batch order, one for each of P positions; None in holes."""
         slots = self._states.slots.tolist()
         return [self._states.name_of(slot) if slot >= 0 else None for slot in slots]
 
     @property
     def handles(self) -> Int64Array:
-        """Handles in batch order, int64 [num_reqs]; -1 in holes."""
-        return self._column(a.HANDLE, -1)
+        """Handles in batch order, int64 [P]; -1 in holes."""
+        return self._states.column(a.HANDLE)
 
     @property
     def slots(self) -> Int64Array:
-        """Low words of the handles, int64 [num_reqs]: small numbers that stay with a request.
+        """Low words of the handles, int64 [P]: small numbers that stay with a request; -1 in holes.
 
         State that an engine keeps by slot needs no moves; a step gathers it by these.
         """
@@ -43,26 +49,36 @@ class BatchReads:
 
     @property
     def rows(self) -> IntArray:
-        """Table rows in batch order, int32 [num_reqs]; with a manager, see `KVCacheManager.rows`."""
-        return self._column(a.ROW, -1).astype(np.int32)
+        """Table rows in batch order, int32 [P], as `rows` of other calls take them; -1 in holes.
+
+        With a manager they are asked of it, and -1 as well where a request has no blocks.
+
+        Raises
+        ------
+        StaleSequenceError
+            The manager has freed a sequence that is still in the batch.
+        """
+        return self._rows.of_batch()
 
     @property
     def num_computed_tokens(self) -> IntArray:
-        """Tokens in the cache before the step, int32 [num_reqs], as far as the host knows."""
-        return self._column(a.COMPUTED, 0).astype(np.int32)
+        """Tokens in the cache before the step, int32 [P], as far as the host knows; -1 in holes."""
+        return self._states.column(a.COMPUTED).astype(np.int32)
 
     @property
     def num_scheduled_tokens(self) -> IntArray:
-        """Tokens of the step, int32 [num_reqs]."""
-        return self._column(a.SCHEDULED, 0).astype(np.int32)
+        """Tokens of the step, int32 [P]; -1 in holes."""
+        return self._states.column(a.SCHEDULED).astype(np.int32)
 
     @property
     def previous_positions(self) -> IntArray:
-        """Where each request stood in the step before, int32 [num_reqs]; -1 for those that were not in it.
+        """Where each request stood in the step committed last, int32 [P]; -1: it was not in it, or a hole.
 
-        By these an engine that runs ahead gathers the last step's sampled tokens on the device.
+        That step is the last `commit` or `pack`, whatever has moved since; a `dummy` is none. By these an
+        engine that runs ahead gathers the last step's sampled tokens on the device: read them before the next
+        commit.
         """
-        return self._column(a.PREVIOUS, -1).astype(np.int32)
+        return self._states.committed_positions()
 
     def sizes(self) -> tuple[int, int, int]:
         """Return num_reqs, num_tokens and max_query_len of the step, as `GraphSizes.dispatch` takes them."""
@@ -97,10 +113,6 @@ class BatchReads:
             The request is unknown.
         """
         return int(self._states.numbers[self._slot(req_id), a.HANDLE])
-
-    def _column(self, field: int, in_holes: int) -> Int64Array:
-        slots = self._states.slots
-        return np.where(slots >= 0, self._states.numbers[slots, field], in_holes)
 
     def _slot(self, req_id: Hashable) -> int:
         slot = self._states.slot_of(req_id)

@@ -1,23 +1,21 @@
 """Taking a scheduler step: the short way where nobody comes or goes, and the order of the batch."""
 
-import numpy as np
-
 from pagedkv.batch import advance as a
 from pagedkv.batch.admission import plan_update
 from pagedkv.batch.batch_commits import BatchCommits
 from pagedkv.batch.ready import ready_running
 from pagedkv.batch.reordering import classes_of, order_by_class, swaps_of
+from pagedkv.batch.rows import NO_BLOCKS
 from pagedkv.batch.scheduler_output import RunningRequests, SchedulerOutput
 from pagedkv.batch.states import Int64Array
 from pagedkv.batch.update import take
 from pagedkv.mirror import HostMirror
+from pagedkv.tables.inputs import NO_INT32, NO_INT64
 
 __all__ = ["BatchSteps"]
 
-_NO_INT32, _NO_INT64 = np.empty(0, np.int32), np.empty(0, np.int64)
-_NO_BLOCKS = np.empty((0, 0), np.int32)
 _DONE, _UNORDERED = int(a.Code.DONE), int(a.Code.UNORDERED)
-_INT32, _INT64 = _NO_INT32.dtype, _NO_INT64.dtype
+_INT32, _INT64 = NO_INT32.dtype, NO_INT64.dtype
 
 
 class BatchSteps(BatchCommits):
@@ -51,10 +49,10 @@ class BatchSteps(BatchCommits):
         if not (comes_or_goes or self._states.holes):
             code = self._advance(running)
             if code == _DONE:
-                return _NO_INT64
+                return NO_INT64
             if code == _UNORDERED:
                 self._put_in_order()
-                return _NO_INT64
+                return NO_INT64
         plan = plan_update(self._states, self._rows, self._mirror, output)
         handles = take(self._states, self._rows, plan)
         if self._states.setup[a.DECODE_THRESHOLD] >= 0:
@@ -65,13 +63,13 @@ class BatchSteps(BatchCommits):
         """Take a step of running requests alone; a fault is left for `plan_update` to name."""
         handles, scheduled, computed, counts, ids = running
         if counts is None and ids is None:
-            counts, ids = _NO_BLOCKS, _NO_INT32
+            counts, ids = NO_BLOCKS
         elif self.manager is not None:
             return a.Code.BLOCKS
         state, tables = self._states.addresses, self._mirror.addresses
         try:
             if computed is None:
-                computed = _NO_INT32
+                computed = NO_INT32
             elif not len(computed):
                 computed = None
             # The compiler's refusal takes longer to compose than what it would refuse to convert.

@@ -17,30 +17,28 @@ Array = Any
 
 
 @compiled
-def fill(state: Array, host: Array, is_prefilling: Array, rows: Array, handles: Array) -> tuple[int, int]:
+def fill(state: Array, host: Array, is_prefilling: Array, handles: Array, rows: Array) -> tuple[int, int]:
     """Write a step's host arrays in batch order; returns (max_query_len, max_seq_len).
 
-    host int32 [3, num_reqs_padded + 1]: query_start_loc, seq_lens and num_computed_tokens. `rows` int32 and
-    `handles` int64, [num_reqs] each, are left out where empty.
+    host int32 [3, num_reqs_padded + 1]: query_start_loc, seq_lens and num_computed_tokens. handles int64 and
+    rows int32, [num_reqs] each; `rows` is left out where empty.
     """
     numbers, order, setup = int64_2d(state, 0), int64_1d(state, 1), int64_1d(state, 2)
     n = setup[NUM_REQS]
+    starts, lengths, known = host[0], host[1], host[2]
     start, longest_query, longest = np.int64(0), np.int64(0), np.int64(0)
     for i in range(n):
         line = numbers[order[i]]
-        host[0, i], host[1, i], host[2, i] = start, line[COMPUTED] + line[SCHEDULED], line[COMPUTED]
-        is_prefilling[i] = line[COMPUTED] < line[PREFILL]
+        computed, scheduled = line[COMPUTED], line[SCHEDULED]
+        starts[i], lengths[i], known[i] = start, computed + scheduled, computed
+        is_prefilling[i] = computed < line[PREFILL]
+        handles[i] = line[HANDLE]
         if rows.size:
             rows[i] = line[ROW]
-        if handles.size:
-            handles[i] = line[HANDLE]
-        start += line[SCHEDULED]
-        longest_query, longest = (
-            max(longest_query, line[SCHEDULED]),
-            max(longest, line[COMPUTED] + line[SCHEDULED]),
-        )
+        start += scheduled
+        longest_query, longest = max(longest_query, scheduled), max(longest, computed + scheduled)
     for i in range(n, host.shape[1]):
-        host[0, i], host[1, i], host[2, i] = start, 0, 0
+        starts[i], lengths[i], known[i] = start, 0, 0
     for i in range(n, is_prefilling.size):
         is_prefilling[i] = False
     return int(longest_query), int(longest)

@@ -8,21 +8,18 @@ import numpy as np
 from pagedkv.batch import advance as a
 from pagedkv.batch.admission import plan_update
 from pagedkv.batch.batch_steps import BatchSteps
-from pagedkv.batch.managed_rows import ManagedRows
-from pagedkv.batch.rows import Rows
+from pagedkv.batch.rows import NO_BLOCKS
 from pagedkv.batch.scheduler_output import AdmittedRequests, SchedulerOutput
 from pagedkv.batch.states import RequestStates
 from pagedkv.batch.update import add, close_holes, forget
-from pagedkv.batch.written_rows import BatchOrderRows, StableRows
+from pagedkv.batch.whose_rows import join, rows_of
 from pagedkv.checks import as_int32, check_int, check_shape
 from pagedkv.compiled import seal
 from pagedkv.tables.flat_ids import flat_ids
+from pagedkv.tables.inputs import NO_INT32, NO_INT64
 from pagedkv.tables.multi_group import MultiGroupBlockTable
 
 __all__ = ["InputBatch"]
-
-_NO_INT32, _NO_INT64 = np.empty(0, np.int32), np.empty(0, np.int64)
-_NO_BLOCKS = np.empty((0, 0), np.int32)
 
 
 class InputBatch(BatchSteps):
@@ -39,20 +36,25 @@ class InputBatch(BatchSteps):
     Parameters
     ----------
     table : MultiGroupBlockTable
-        Without a manager the batch is the one that writes its rows.
+        Without a manager the batch is the one that writes its rows. All tables that commit one mirror have
+        one batch together.
     manager : KVCacheManager, optional
         The one whose mirror the table commits.
     decode_threshold : int, optional
-        Keep the batch in the order decodes, short extends, long extends, prefills, with the fewest moves. A
-        decode has at most so many tokens in the step (1, and the drafts), and some in the cache; a prefill
-        has none in the cache. The batch is not ordered where None.
+        `update` puts the batch in the order decodes, short extends, long extends, prefills; only misplaced
+        requests move. `add_request`, `condense` and the like leave the order as it comes. A decode has at
+        most so many tokens in the step (1, and the drafts), and some in the cache; a prefill has none in the
+        cache. The batch is not ordered where None.
     short_extend_threshold : int, optional
         Most tokens of a short extend; `decode_threshold` where None, and then there are none.
 
     Raises
     ------
     ValueError
-        The table is not that of the manager, or a manager writes it that was not given.
+        The table is not that of the manager, or a manager writes it that was not given; another batch over
+        the same mirror still lives; a threshold is below 0, or the second below the first.
+    TypeError
+        A threshold is no int.
 
     Examples
     --------
@@ -78,13 +80,13 @@ class InputBatch(BatchSteps):
         self.table, self.manager = table, manager
         self._mirror = table.mirror
         self._states = RequestStates(table.max_num_reqs, makes_handles=manager is None)
-        self._rows = _rows_of(table, manager, self._states)
+        self._rows = rows_of(table, manager, self._states)
         self._set_thresholds(decode_threshold, short_extend_threshold)
         self._states.setup[a.MAX_TOKENS] = table.max_num_batched_tokens
-        # What `fill` writes besides the metadata's arrays.
-        self._needs_rows, self._needs_handles = table.stable_rows and manager is None, manager is not None
-        nothing = (_NO_INT64, _NO_INT32, _NO_INT32, _NO_BLOCKS, _NO_INT32)
+        self._needs_rows = table.stable_rows and manager is None  # whether `fill` writes them
+        nothing = (NO_INT64, NO_INT32, NO_INT32, *NO_BLOCKS)
         seal(a.advance, self._states.addresses, self._mirror.addresses, *nothing)
+        join(self._mirror, self)
 
     def add_request(
         self,
@@ -115,7 +117,9 @@ class InputBatch(BatchSteps):
         Raises
         ------
         ValueError
-            The request is in the batch already, or as `update`.
+            The id is known already, of a request in the batch or of one that rests or was preempted.
+        StaleSequenceError, CapacityError, ValueError, TypeError
+            As `update`. Nothing has changed then.
         """
         if req_id in self:
             raise ValueError(f"request {req_id!r} must be unknown, got one that is (remove_request it first)")
@@ -154,7 +158,9 @@ class InputBatch(BatchSteps):
         Raises
         ------
         ValueError
-            A position is out of range; or there are holes.
+            A position is out of range.
+        PagedKVError
+            There are holes (call `condense`).
         """
         order = np.arange(self._states.num_reqs)
         for name, position in (("first", first), ("second", second)):
@@ -163,7 +169,7 @@ class InputBatch(BatchSteps):
         self.reorder(order)
 
     def reorder(self, order: Any) -> None:
-        """Let the request that stands at ``order[i]`` stand at i, with as few swaps as there can be.
+        """Let the request that stands at ``order[i]`` stand at i; who stands there already is not touched.
 
         Parameters
         ----------
@@ -173,13 +179,14 @@ class InputBatch(BatchSteps):
         Raises
         ------
         ValueError
-            It is none, or there are holes.
+            It is none.
+        PagedKVError
+            There are holes (call `condense`).
         """
         num_reqs = self._states.num_reqs
         wanted = as_int32("order", order).astype(np.int64)
         check_shape("order", wanted, (num_reqs,), "[num_reqs]")
-        if self._states.holes:
-            raise ValueError(f"the batch must have no holes, got {self._states.holes} (call condense())")
+        self._refuse_holes()
         if not np.array_equal(np.sort(wanted), np.arange(num_reqs)):
             raise ValueError(f"order must name each of {num_reqs} positions once, got {wanted.tolist()}")
         self._permute(wanted)
@@ -190,17 +197,3 @@ class InputBatch(BatchSteps):
         low = -1 if decode is None else check_int("decode_threshold", decode)
         high = low if short_extend is None else check_int("short_extend_threshold", short_extend, max(low, 0))
         self._states.setup[[a.DECODE_THRESHOLD, a.SHORT_EXTEND_THRESHOLD]] = low, high
-
-
-def _rows_of(table: MultiGroupBlockTable, manager: Any, states: RequestStates) -> Rows:
-    if manager is not None:
-        if getattr(manager, "mirror", None) is not table.mirror:
-            raise ValueError("table must commit the manager's mirror, got another (mirror=manager.mirror)")
-        if not table.stable_rows:
-            raise ValueError(
-                "table must have stable rows with a manager, got rows in batch order (stable_rows=True)"
-            )
-        return ManagedRows(manager)
-    if table.mirror.owner is not None:
-        raise ValueError(f"manager must be given: {table.mirror.owner} writes the table's mirror")
-    return StableRows(table.mirror, states) if table.stable_rows else BatchOrderRows(table.mirror, states)

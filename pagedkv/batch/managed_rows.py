@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from pagedkv.batch import advance as a
 from pagedkv.batch.rows import Blocks, Slots
+from pagedkv.batch.states import RequestStates
 from pagedkv.checks import IntArray
 from pagedkv.errors import PagedKVError
 
@@ -16,22 +18,22 @@ class ManagedRows:
 
     is_written = False
 
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
+    def __init__(self, manager: Any, states: RequestStates) -> None:
+        self._manager, self._states = manager, states
 
     @property
     def num_free(self) -> int:
         """The manager has given them already."""
         return int(self._manager.mirror.max_num_reqs)
 
-    def without_blocks(self, slots: Slots) -> list[int]:
-        """The manager knows; a step's rows are checked when it is committed."""
-        del slots
-        return []
-
     def num_held(self, slots: Slots) -> IntArray:
         """The manager knows."""
         return np.zeros((0, len(slots)), np.int32)
+
+    def past_limits(self, slots: Slots) -> tuple[int, int, int] | None:
+        """No table joins that does not take all ids of the manager."""
+        del slots
+        return None
 
     def check_handles(self, handles: Any) -> None:
         """Ask the manager for their rows."""
@@ -54,6 +56,14 @@ class ManagedRows:
 
     def swap(self, first: IntArray, second: IntArray) -> None:
         """Rows stay."""
+
+    def of_batch(self) -> IntArray:
+        """Ask the manager; -1 too where a request has no blocks."""
+        handles = self._states.column(a.HANDLE)
+        is_held = handles >= 0
+        rows = np.full(handles.size, -1, np.int32)
+        rows[is_held] = self._manager.rows(handles[is_held])
+        return rows
 
     def of_step(self, rows: IntArray, handles: Any) -> IntArray | None:
         """Ask the manager, which moves sequences to other rows after a preemption.

@@ -2,20 +2,19 @@
 
 from collections.abc import Hashable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from pagedkv.batch import advance as a
-from pagedkv.batch.rows import Blocks
+from pagedkv.batch.rows import NO_BLOCKS, Blocks
 from pagedkv.batch.scheduler_output import NOBODY, AdmittedRequests, RunningRequests
 from pagedkv.batch.states import Int64Array
 from pagedkv.checks import IntArray, as_int32, as_ready, check_shape
+from pagedkv.constants import MAX_INT32
+from pagedkv.tables.inputs import NO_INT32, NO_INT64
 
-__all__ = ["Admitted", "Running", "ready_admitted", "ready_running"]
-
-_NO_BLOCKS = np.empty((0, 0), np.int32)
-_NOTHING = np.empty(0, np.int32)
+__all__ = ["Admitted", "Running", "raise_length", "ready_admitted", "ready_computed", "ready_running"]
 
 
 class Admitted(NamedTuple):
@@ -52,8 +51,8 @@ def ready_running(running: RunningRequests, num_groups: int | None) -> Running:
     return Running(
         handles,
         _int32("num_scheduled_tokens", running.num_scheduled_tokens, handles.size),
-        _NOTHING if computed is None else _int32("num_computed_tokens", computed, handles.size),
-        Blocks(_NO_BLOCKS, _NOTHING) if blocks is None else blocks,
+        NO_INT32 if computed is None else _int32("num_computed_tokens", computed, handles.size),
+        NO_BLOCKS if blocks is None else blocks,
     )
 
 
@@ -70,20 +69,47 @@ def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int | None
     if handles is not None:
         handles = _handles(handles)
         check_shape("handles", handles, (n,), "[n]")
-    return Admitted(
+    made = Admitted(
         req_ids,
         _int32("num_prefill_tokens", admitted.num_prefill_tokens, n),
         _int32("num_scheduled_tokens", admitted.num_scheduled_tokens, n),
         np.zeros(n, np.int32) if computed is None else _int32("num_computed_tokens", computed, n),
-        Blocks(np.zeros((num_groups or 0, n), np.int32), _NOTHING) if blocks is None else blocks,
+        Blocks(np.zeros((num_groups or 0, n), np.int32), NO_INT32) if blocks is None else blocks,
         handles,
+    )
+    lengths = made.computed.astype(np.int64) + made.scheduled
+    if lengths.max(initial=0) > MAX_INT32:
+        raise_length(int(lengths.max()), req_ids[int(lengths.argmax())])
+    return made
+
+
+def ready_computed(given: Any, believed: IntArray) -> Any:
+    """Return true counts as a table takes them; those on the host are checked against what is believed."""
+    if hasattr(given, "__cuda_array_interface__"):
+        return given  # the host would have to wait
+    computed = as_int32("num_computed_tokens", given)
+    check_shape("num_computed_tokens", computed, believed.shape, "[num_reqs]")
+    is_above = computed > believed
+    if is_above.any():
+        at = int(is_above.argmax())
+        raise ValueError(
+            f"num_computed_tokens must be at most the batch's, which are upper bounds: {believed[at]} "
+            f"at position {at}, got {computed[at]} (give it to update)"
+        )
+    return computed
+
+
+def raise_length(length: int, request: Hashable) -> NoReturn:
+    """Raise ValueError for a sequence that is longer than int32 holds."""
+    raise ValueError(
+        f"computed and scheduled tokens must be at most {MAX_INT32}, got {length} for request {request!r}"
     )
 
 
 @cache
 def _nobody(num_groups: int | None) -> Admitted:
-    blocks = Blocks(np.empty((num_groups or 0, 0), np.int32), _NOTHING)
-    return Admitted([], _NOTHING, _NOTHING, _NOTHING, blocks, None)
+    blocks = Blocks(np.empty((num_groups or 0, 0), np.int32), NO_INT32)
+    return Admitted([], NO_INT32, NO_INT32, NO_INT32, blocks, None)
 
 
 def _handles(handles: Any) -> Int64Array:
@@ -91,7 +117,7 @@ def _handles(handles: Any) -> Int64Array:
         raise TypeError(f"handles must be int64 [n], got {type(handles).__name__}")
     numbers = np.asarray(handles)
     if numbers.size == 0 and not isinstance(handles, np.ndarray):
-        return np.empty(0, np.int64)
+        return NO_INT64
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise TypeError(f"handles must be int64 [n], got {numbers.dtype} {list(numbers.shape)}")
     return as_ready(numbers.astype(np.int64, copy=False))

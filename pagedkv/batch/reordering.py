@@ -1,4 +1,4 @@
-"""Orders of a batch: which permutation sorts it by kind with the fewest moves, and its swaps."""
+"""Orders of a batch: which permutation sorts it by kind and moves only the misplaced, and its swaps."""
 
 from typing import Any
 

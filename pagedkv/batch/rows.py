@@ -1,12 +1,15 @@
 """Rows: what a batch does to table rows, whosever they are."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from pagedkv.batch.states import Int64Array
 from pagedkv.checks import IntArray
+from pagedkv.tables.inputs import NO_INT32
 
-__all__ = ["Blocks", "Rows", "Slots"]
+__all__ = ["NO_BLOCKS", "Blocks", "Rows", "Slots"]
 
 
 Slots: TypeAlias = Sequence[int] | Int64Array
@@ -20,6 +23,10 @@ class Blocks(NamedTuple):
     ids: IntArray
 
 
+NO_BLOCKS: Final = Blocks(np.empty((0, 0), np.int32), NO_INT32)
+"""For as many requests and groups as there are: none takes a block."""
+
+
 class Rows(Protocol):
     """What a batch does to table rows. Requests are named by slot; positions are those of the batch."""
 
@@ -30,9 +37,6 @@ class Rows(Protocol):
     def num_free(self) -> int:
         """Rows for requests that have none."""
 
-    def without_blocks(self, slots: Slots) -> list[int]:
-        """Return those of known requests that have not kept their blocks, be they none."""
-
     def leave(self, slots: Slots, *, keep: bool) -> None:
         """Let requests out of the batch; `keep` their blocks, or give them up with the row."""
 
@@ -41,6 +45,9 @@ class Rows(Protocol):
 
     def num_held(self, slots: Slots) -> IntArray:
         """Blocks of requests, in the batch or not, int32 [G, n]."""
+
+    def past_limits(self, slots: Slots) -> tuple[int, int, int] | None:
+        """Find a block of requests that the tables no longer take: (slot, group, id), or None."""
 
     def check_handles(self, handles: Any) -> None:
         """Raise StaleSequenceError where a handle that is given is no sequence's."""
@@ -56,6 +63,9 @@ class Rows(Protocol):
 
     def swap(self, first: IntArray, second: IntArray) -> None:
         """Follow swaps of positions, pair by pair."""
+
+    def of_batch(self) -> IntArray:
+        """Rows in batch order, int32 [P]; -1 in holes."""
 
     def of_step(self, rows: IntArray, handles: Any) -> IntArray | None:
         """Return the rows that a commit takes, of what `fill` wrote."""

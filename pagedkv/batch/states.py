@@ -1,6 +1,6 @@
 """RequestStates: the requests that a batch knows, by name and by handle, and the order of the batch."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +9,12 @@ import numpy.typing as npt
 from pagedkv.addresses import address_table
 from pagedkv.batch import advance as a
 from pagedkv.checks import IntArray
+from pagedkv.tables.inputs import NO_INT64
 
 __all__ = ["Int64Array", "RequestStates", "Standing"]
 
 Int64Array = npt.NDArray[np.int64]
-_NO_REQUEST = (-1, -1, -1, 0, 0, 0, 0, -1)  # of a free slot, in the order of `advance`
+_NO_REQUEST = (-1, -1, -1, 0, 0, 0, 0, 0)  # of a free slot, in the order of `advance`
 
 
 class Standing(NamedTuple):
@@ -44,6 +45,8 @@ class RequestStates:
     addresses : address table of these three
     holes : list of int
         Positions below num_reqs that nobody holds, ascending.
+    committed : int64 [n]
+        Handles of the step committed last, in its order.
     """
 
     addresses: Any
@@ -52,6 +55,7 @@ class RequestStates:
         self.order = np.full(max_num_reqs, -1, np.int64)
         self.setup = np.zeros(a.SETUP_WORDS, np.int64)
         self.holes: list[int] = []
+        self.committed: Int64Array = NO_INT64
         self._slots: dict[Hashable, int] = {}
         self._names: dict[int, Hashable] = {}
         self._free: list[int] | None = [] if makes_handles else None
@@ -68,6 +72,21 @@ class RequestStates:
     def slots(self) -> Int64Array:
         """Slots of the batch in its order, int64 [num_reqs]; a view."""
         return self.order[: self.num_reqs]
+
+    def column(self, field: int) -> Int64Array:
+        """One number of each request in batch order, int64 [num_reqs]; -1 in holes."""
+        slots = self.slots
+        return np.where(slots >= 0, self.numbers[slots, field], -1)
+
+    def committed_positions(self) -> IntArray:
+        """Where each request stood in the step committed last, int32 [num_reqs]; -1: it did not."""
+        last = self.committed & a.SLOT_MASK
+        handles = np.full(len(self.numbers), -1, np.int64)
+        positions = np.full(len(self.numbers), -1, np.int32)
+        handles[last], positions[last] = self.committed, np.arange(last.size)
+        slots = self.slots
+        positions[handles != self.numbers[:, a.HANDLE]] = -1  # somebody else has the slot by now
+        return np.where(slots >= 0, positions[slots], np.int32(-1))
 
     def __len__(self) -> int:
         """Requests that are known, in the batch or not."""
@@ -117,7 +136,7 @@ class RequestStates:
             self.setup[a.NUM_REQS] += 1
         self._place(slot, position)
 
-    def leave(self, slots: Sequence[int]) -> None:
+    def leave(self, slots: Int64Array) -> None:
         """Let requests out of the batch; their positions are holes until somebody enters, or `condense`."""
         positions = self.numbers[slots, a.POSITION]
         self.order[positions] = -1

@@ -5,12 +5,10 @@ import numpy as np
 from pagedkv.batch import advance as a
 from pagedkv.batch.admission import Plan
 from pagedkv.batch.ready import Admitted
-from pagedkv.batch.rows import Blocks, Rows
+from pagedkv.batch.rows import NO_BLOCKS, Rows
 from pagedkv.batch.states import Int64Array, RequestStates, Standing
 
 __all__ = ["add", "close_holes", "forget", "rest", "take", "wake"]
-
-_NO_BLOCKS = Blocks(np.empty((0, 0), np.int32), np.empty(0, np.int32))
 
 
 def take(states: RequestStates, rows: Rows, plan: Plan) -> Int64Array:
@@ -55,7 +53,7 @@ def rest(states: RequestStates, rows: Rows) -> Standing:
 def wake(states: RequestStates, rows: Rows, before: Standing) -> None:
     """Let the batch stand as it did before it was put to rest."""
     states.restore(before)
-    rows.append(states.slots[states.slots >= 0].tolist(), _NO_BLOCKS)
+    rows.append(states.slots[states.slots >= 0].tolist(), NO_BLOCKS)
 
 
 def close_holes(states: RequestStates, rows: Rows) -> None:
@@ -70,7 +68,9 @@ def _leave(states: RequestStates, rows: Rows, slots: list[int], *, keep: bool) -
     if not slots:
         return
     rows.leave(slots, keep=keep)
-    states.leave([slot for slot in slots if states.numbers[slot, a.POSITION] >= 0])
+    if not keep:
+        states.numbers[slots, a.PREEMPTED] = 1
+    states.leave(np.array(slots)[states.numbers[slots, a.POSITION] >= 0])
 
 
 def _come(states: RequestStates, rows: Rows, plan: Plan) -> tuple[list[int], Int64Array]:
@@ -117,4 +117,4 @@ def _start(states: RequestStates, slots: list[int], admitted: Admitted) -> None:
     numbers[slots, a.COMPUTED] = admitted.computed
     numbers[slots, a.SCHEDULED] = admitted.scheduled
     numbers[slots, a.PREFILL] = admitted.num_prefill
-    numbers[slots, a.PREVIOUS] = -1
+    numbers[slots, a.PREEMPTED] = 0

@@ -5,14 +5,13 @@ from typing import Any
 import numpy as np
 
 from pagedkv.batch import advance as a
+from pagedkv.batch.resting_blocks import RestingBlocks
 from pagedkv.batch.rows import Blocks, Slots
 from pagedkv.batch.states import RequestStates
 from pagedkv.checks import IntArray
 from pagedkv.mirror import HostMirror
 
 __all__ = ["BatchOrderRows", "StableRows"]
-
-_NO_ROWS = np.empty(0, np.int32)
 
 
 class _WrittenRows:
@@ -21,11 +20,6 @@ class _WrittenRows:
     def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
         self._mirror, self._states = mirror, states
 
-    def without_blocks(self, slots: Slots) -> list[int]:
-        places = np.asarray(slots, np.int64)
-        none: list[int] = places[self._states.numbers[places, a.ROW] < 0].tolist()
-        return none
-
     def add(self, slots: Slots, blocks: Blocks) -> None:
         self._mirror.add_rows(self._rows(slots), *blocks)
 
@@ -33,8 +27,15 @@ class _WrittenRows:
         if blocks.counts.size:
             self._mirror.append_rows(self._rows(slots), *blocks)
 
+    def past_limits(self, slots: Slots) -> tuple[int, int, int] | None:
+        del slots  # what lies in rows was seen by every table that joined the mirror
+        return None
+
     def check_handles(self, handles: Any) -> None:
         del handles  # they are made, not given
+
+    def of_batch(self) -> IntArray:
+        return self._states.column(a.ROW).astype(np.int32)
 
     def _rows(self, slots: Slots) -> IntArray:
         return self._states.numbers[slots, a.ROW].astype(np.int32)
@@ -45,26 +46,20 @@ class BatchOrderRows(_WrittenRows):
 
     def __init__(self, mirror: HostMirror, states: RequestStates) -> None:
         super().__init__(mirror, states)
-        self._kept: dict[int, list[IntArray]] = {}
+        self._kept = RestingBlocks(mirror)
 
     @property
     def num_free(self) -> int:
         """As many as there are positions."""
         return self._mirror.max_num_reqs
 
-    def without_blocks(self, slots: Slots) -> list[int]:
-        """Neither in their rows nor aside."""
-        return [slot for slot in super().without_blocks(slots) if slot not in self._kept]
-
     def leave(self, slots: Slots, *, keep: bool) -> None:
         """Copy the ids that are kept, and clear the rows."""
         rows = self._rows(slots)
-        for slot, row in zip(slots, rows.tolist(), strict=True):
-            if not keep:
-                self._kept.pop(slot, None)
-            elif row >= 0:
-                tables = enumerate(self._mirror.counts[:, row].tolist())
-                self._kept[slot] = [self._mirror.block_table(g)[row, :n].copy() for g, n in tables]
+        if keep:
+            self._kept.keep(slots, rows)
+        else:
+            self._kept.forget(slots)
         self._mirror.clear_rows(rows[rows >= 0])
         self._states.numbers[slots, a.ROW] = -1
 
@@ -77,24 +72,25 @@ class BatchOrderRows(_WrittenRows):
         """Of their rows, or of what is kept."""
         rows = self._rows(slots)
         counts: IntArray = self._mirror.counts.take(rows, axis=1)
-        for i in np.flatnonzero(rows < 0).tolist():
-            counts[:, i] = [ids.size for ids in self._kept[int(slots[i])]]
+        resting = rows < 0
+        if resting.any():
+            counts[:, resting] = self._kept.counts(np.asarray(slots)[resting].tolist())
         return counts
+
+    def past_limits(self, slots: Slots) -> tuple[int, int, int] | None:
+        """Of what is kept."""
+        return self._kept.past_limits(slots)
 
     def add(self, slots: Slots, blocks: Blocks) -> None:
         """Replace their blocks; what was kept of those that rested is void."""
-        for slot in slots:
-            self._kept.pop(slot, None)
+        self._kept.forget(slots)
         super().add(slots, blocks)
 
     def append(self, slots: Slots, blocks: Blocks) -> None:
         """Append, behind what was kept of those that came back."""
-        back = [int(slot) for slot in slots if slot in self._kept] if self._kept else []
+        back = self._kept.among(slots)
         if back:
-            held = [self._kept.pop(slot) for slot in back]
-            counts = [[ids.size for ids in lists] for lists in held]
-            ids = [lists[g] for g in range(self._mirror.num_groups) for lists in held]
-            self.add(back, Blocks(np.array(counts, np.int32).T.copy(), np.concatenate([_NO_ROWS, *ids])))
+            super().add(back, self._kept.take(back))
         super().append(slots, blocks)
 
     def move(self, srcs: IntArray, tgts: IntArray) -> None:

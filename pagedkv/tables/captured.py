@@ -60,6 +60,10 @@ class CapturedStep:
         self._run = committer.kernels.run(self._buffer, self._staging, sizes, outputs, HOST_ONLY)
         committer.backend.compile()
 
+    def is_of(self, table: Any) -> bool:
+        """Whether a `MultiGroupBlockTable` has made it."""
+        return getattr(table, "_committer", None) is self._committer
+
     def enqueue(self, stream: Any = None) -> None:
         """Enqueue the copy and the kernels on a stream, which may be capturing."""
         backend = self._committer.backend

@@ -41,7 +41,7 @@ def left_rows_keep_their_ids(patch):
 
 def rest_forgets_the_blocks(patch):
     def append(self, slots, blocks):
-        self._kept.clear()
+        self._kept.forget(slots)
         super(BatchOrderRows, self).append(slots, blocks)
 
     patch.setattr(BatchOrderRows, "append", append)

@@ -46,11 +46,5 @@ def map_drafts(world, expected, over, random):
 
 def rows_of(world, plans, over):
     """Table row of each request; -1 for those that are over, which draft nothing."""
-    if world.blocks.manager is not None:
-        rows = world.blocks.manager.rows([plan.request.handle for plan in plans])
-    else:
-        rows = world.batch.rows
-    return np.array(
-        [-1 if plan.request in over else row for row, plan in zip(rows.tolist(), plans, strict=True)],
-        np.int32,
-    )
+    rows = zip(world.batch.rows.tolist(), plans, strict=True)
+    return np.array([-1 if plan.request in over else row for row, plan in rows], np.int32)

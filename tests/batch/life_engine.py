@@ -23,7 +23,8 @@ class Life:
         self.requests = []  # all that live
         self.finished, self.preempted = [], []  # names to tell the batch
         self.rows = {}  # names whose row it has not been told to give up
-        self.order = []  # names in the last step
+        self.order = []  # names in the batch
+        self.in_step = []  # names in the last step
         self.committer, self.splitter = Committer(self.world), Splitter(self.world)
         self.num_named = 0
 
@@ -102,7 +103,7 @@ class Life:
         rows = [self.blocks.row(plan.request) for plan in plans]
         expected = Expected(self.world, plans, rows)
         metadata = self.committer.commit(expected, random)
-        self.order = self.batch.req_ids
+        self.order = self.in_step = self.batch.req_ids
         self.run(metadata, expected, random)
 
     def run(self, metadata, expected, random):

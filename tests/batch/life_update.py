@@ -111,7 +111,7 @@ def check_batch(life, plans):
     assert batch.sizes() == (len(plans), sum(lengths), max(lengths, default=0))
     assert len(batch) == sum(request.is_known for request in life.requests)
     before = [
-        life.order.index(name) if name in life.order and plan.kind == "running" else -1
+        life.in_step.index(name) if name in life.in_step and plan.kind != "new" else -1
         for name, plan in zip(names, plans, strict=True)
     ]
     assert batch.previous_positions.tolist() == before

@@ -8,6 +8,7 @@ import numpy as np
 from pagedkv import FullAttentionSpec, KVCacheGroupSpec, KVCacheManager, MultiGroupBlockTable
 from pagedkv.batch import AdmittedRequests, InputBatch, RunningRequests, SchedulerOutput
 from pagedkv.batch import advance as a
+from pagedkv.batch.written_rows import BatchOrderRows
 from tests.tables import models
 from tests.tables.models import positions_of, requests_of, slot_of, table_of, to_numpy
 
@@ -205,9 +206,10 @@ def state_of(batch):
     states, rows = batch._states, batch._rows
     numbers, setup = states.numbers.copy(), states.setup.copy()
     numbers[:, a.STAMP] = setup[a.STEP] = 0  # which call looked at a request last
-    kept = {slot: [ids.copy() for ids in lists] for slot, lists in getattr(rows, "_kept", {}).items()}
+    held = rows._kept._held if isinstance(rows, BatchOrderRows) else {}
+    kept = {slot: (one.counts, one.ids.tolist()) for slot, one in held.items()}
     free = (list(states._free or ()), states._generation, list(getattr(rows, "_free", ())))
-    names = (dict(states._slots), dict(states._names), list(states.holes))
+    names = (dict(states._slots), dict(states._names), list(states.holes), states.committed.tolist())
     return numbers, setup, states.order.copy(), kept, free, names, models.everything(batch.table)
 
 
@@ -217,9 +219,6 @@ def assert_unchanged(before, batch):
     np.testing.assert_array_equal(before[0], numbers)
     np.testing.assert_array_equal(before[1], setup)
     np.testing.assert_array_equal(before[2], order)
-    assert list(before[3]) == list(kept)
-    for slot, lists in kept.items():
-        for expected, ids in zip(before[3][slot], lists, strict=True):
-            np.testing.assert_array_equal(expected, ids)
+    assert list(before[3].items()) == list(kept.items())
     assert before[4:6] == (free, names)
     models.assert_unchanged(before[6], batch.table)

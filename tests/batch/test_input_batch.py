@@ -1,5 +1,7 @@
 """InputBatch: who stands where, and what a commit hands out, on each kind of rows and each backend."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.tables.models import to_numpy
 from .scenes import KINDS, Scene, scene_of
 
 FIVE = {"A": 5, "B": 9, "C": 4, "D": 13, "E": 1}
+COLUMNS = ("handles", "slots", "rows", "num_computed_tokens", "num_scheduled_tokens", "previous_positions")
 
 
 @pytest.fixture(params=KINDS)
@@ -120,6 +123,14 @@ def test_a_resumed_request_holds_its_new_blocks_and_no_old_one(five):
     five.check(["A", "E", "C", "D", "B"])
 
 
+def test_a_resumed_request_rests_and_comes_back_as_any_other(five):
+    five.step(["A", "C", "D", "E"], preempted=["B"])
+    five.step(["A", "C", "D", "E"], resumed={"B": 10})
+    five.step(["A", "C", "D", "E"])
+    five.step(["A", "B", "C", "D", "E"])
+    five.check(["A", "E", "C", "D", "B"])
+
+
 def test_a_request_is_preempted_and_resumed_in_one_step(five):
     five.step(["A", "C", "D", "E"], preempted=["B"], resumed={"B": 10})
     five.check(["A", "B", "C", "D", "E"])
@@ -174,9 +185,9 @@ def test_a_known_id_among_the_new_starts_anew(five):
     """As a streaming session sends its next prompt."""
     old = five.batch.handle_of("C")
     five.step(["A", "B", "D", "E"], new={"X": 2, "C": 11})
+    assert five.batch.previous_positions.tolist() == [0, 1, -1, 3, 4, -1]
     five.check(["A", "B", "X", "D", "E", "C"])
     assert five.batch.handle_of("C") != old
-    assert five.batch.previous_positions.tolist() == [0, 1, -1, 3, 4, -1]
 
 
 def test_an_id_starts_anew_while_it_rests(five):
@@ -189,8 +200,8 @@ def test_an_aborted_request_comes_again_in_the_next_step(five):
     five.step(["A", "C", "D", "E"], finished=["B"])
     assert "B" not in five.batch
     five.step(["A", "C", "D", "E"], new={"B": 6})
+    assert five.batch.previous_positions.tolist() == [0, 4, 2, 3, -1]
     five.check(["A", "E", "C", "D", "B"])
-    assert five.batch.previous_positions.tolist() == [0, 1, 2, 3, -1]
 
 
 @pytest.mark.parametrize("kind", ["batch order", "stable"])
@@ -204,19 +215,6 @@ def test_a_handle_is_never_given_twice(scene):
 
 
 # --- what is known of a request ---------------------------------------------------------------------
-
-
-def test_previous_positions_are_those_of_the_step_before(five):
-    assert five.batch.previous_positions.tolist() == [-1] * 5
-    five.step(["A", "C", "E"], new={"X": 7}, finished=["B"])  # D rests
-    five.check(["A", "X", "C", "E"])
-    assert five.batch.previous_positions.tolist() == [0, -1, 2, 4]
-    five.step(["A", "X", "C", "E", "D"])
-    assert five.batch.previous_positions.tolist() == [0, 1, 2, 3, -1]
-    five.batch.swap(0, 3)
-    five.step(["A", "X", "C", "E", "D"])
-    assert five.batch.req_ids == ["E", "X", "C", "A", "D"]
-    assert five.batch.previous_positions.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_chunks_of_a_prompt_are_prefills_until_it_is_computed(scene):
@@ -284,9 +282,8 @@ def test_handles_and_slots_name_the_same_requests(five):
 
 def test_reads_are_arrays_of_their_own(five):
     batch = five.batch
-    for name in ("handles", "slots", "rows", "num_computed_tokens", "num_scheduled_tokens"):
+    for name in COLUMNS:
         getattr(batch, name)[:] = 77
-    batch.previous_positions[:] = 77
     batch.req_ids.clear()
     five.check(list(FIVE))
 
@@ -316,7 +313,9 @@ def test_requests_are_added_and_removed_one_at_a_time(scene):
     assert batch.remove_request("A") == 0
     assert (batch.remove_request("A"), batch.remove_request("unknown")) == (None, None)
     assert batch.req_ids == [None, "B", "C"]
-    assert (batch.handles[0], batch.slots[0], batch.rows[0], batch.num_reqs) == (-1, -1, -1, 2)
+    for name in COLUMNS:
+        assert (getattr(batch, name)[0], getattr(batch, name).size) == (-1, 3), name
+    assert (batch.num_reqs, len(batch)) == (2, 2)
     assert batch.add_request("D", 3, 3, block_ids=([4], None)) != handles[0]
     assert batch.req_ids == ["D", "B", "C"]
     step = batch.commit()
@@ -426,8 +425,17 @@ def test_a_batch_can_be_committed_again(five):
 def test_max_seq_len_is_what_was_promised_and_never_too_small(five):
     assert five.check(list(FIVE)).batch.max_seq_len == 13
     assert five.check(list(FIVE), max_seq_len=48).batch.max_seq_len == 48
-    assert five.check(list(FIVE), max_seq_len=2).batch.max_seq_len == 13
+    assert five.check(list(FIVE), max_seq_len=13).batch.max_seq_len == 13
     assert five.check(list(FIVE)).batch.max_query_len == 13
+    captured = five.table.captured_step(6, 40)
+    for call in (
+        lambda: five.batch.commit(max_seq_len=12),
+        lambda: five.batch.pack(captured, max_seq_len=12),
+        lambda: five.batch.dummy(2, 26, max_seq_len=12),
+    ):
+        with pytest.raises(ValueError, match=r"max_seq_len must lie in \[13, 2147483647\], got 12"):
+            call()
+    five.check(list(FIVE))
 
 
 def test_the_device_knows_of_rejected_drafts(five):
@@ -437,6 +445,13 @@ def test_the_device_knows_of_rejected_drafts(five):
     assert to_numpy(step.batch.seq_lens).tolist() == [6, 11, 5, 15, 3]
     assert step.batch.seq_lens_cpu_upper_bound.tolist() == [7, 11, 6, 15, 3]
     assert to_numpy(step.batch.positions)[:2].tolist() == [4, 5]
+
+
+def test_true_counts_may_come_from_the_host_as_well(five):
+    five.step(dict.fromkeys(FIVE, 2))
+    step = five.batch.commit(num_computed_tokens=[4, 9, 3, 13, 1])
+    assert to_numpy(step.batch.seq_lens).tolist() == [6, 11, 5, 15, 3]
+    assert step.batch.seq_lens_cpu_upper_bound.tolist() == [7, 11, 6, 15, 3]
 
 
 def to_device(table, array):
@@ -559,6 +574,39 @@ def test_rows_of_a_manager_that_was_not_given_are_refused():
         InputBatch(table, scene.manager)
     with pytest.raises(ValueError, match="table must commit the manager's mirror"):
         InputBatch(table, "no manager")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mirror_has_one_batch_at_a_time_whichever_table_commits_it(kind):
+    scene = scene_of(kind)
+    scene.step(new={"A": 5})
+    options = {**scene.options, "mirror": scene.table.mirror}
+    other = MultiGroupBlockTable(scene.specs, *scene.sizes, **options)
+    manager = scene.batch.manager
+    for table in (scene.table, other):
+        with pytest.raises(
+            ValueError, match="table must have one InputBatch, got a second one while another ov"
+        ):
+            InputBatch(table, manager)
+    scene.check(["A"])
+    with pytest.raises(ValueError, match="decode_threshold"):
+        InputBatch(other, manager, decode_threshold=-1)
+    if manager is None:
+        scene.batch.remove_request("A")
+    del scene.batch
+    gc.collect()
+    batch = InputBatch(other, manager)
+    with pytest.raises(ValueError, match="table must have one InputBatch"):
+        InputBatch(scene.table, manager)
+    assert batch.req_ids == []
+
+
+def test_a_batch_that_could_not_be_built_is_in_nobodys_way():
+    table = MultiGroupBlockTable([4], 8, 64, 64, backend="numpy")
+    with pytest.raises(ValueError, match="decode_threshold") as kept:
+        InputBatch(table, decode_threshold=-1)
+    InputBatch(table)
+    del kept
 
 
 def test_a_manager_of_rows_in_batch_order_is_refused():

@@ -95,11 +95,13 @@ RUNNING_FAULTS = {
     "tokens as None": (S, None, TypeError, "num_scheduled_tokens must hold integers"),
     "one token for all": (S, 1, ValueError, "num_scheduled_tokens must have one dimension"),
     "more tokens than a step": (S, with_item(0, 31), CapacityError, "at most 32 tokens .* got 3[3-9]"),
-    "tokens whose sum passes int32": (S, np.full(3, 2**31 - 1, np.int32), CapacityError, "got 64424509"),
+    "tokens whose sum passes int32": (S, np.full(3, 2**30, np.int32), CapacityError, "got 322122547[25]"),
+    "a length past int32": (S, with_item(1, 2**31 - 4), ValueError, "2147483647, got 2147483648 .*'B'"),
     "computed below 0": (C, with_item(2, -5), ValueError, "num_computed_tokens must .*-5"),
     "too few computed": (C, lambda c: c[:1], ValueError, "num_computed_tokens must have shape"),
     "none computed": (C, np.empty(0, np.int32), ValueError, "num_computed_tokens must have shape"),
     "an empty list computed": (C, [], ValueError, "num_computed_tokens must have shape"),
+    "computed past int32": (C, with_item(2, 2**31 - 1), ValueError, "2147483647, got 2147483648 .*'C'"),
     "computed as floats": (C, lambda c: c * 1.0, TypeError, "num_computed_tokens must hold integers"),
     "counts of too few groups": (N, lambda n: n[:1], ValueError, r"num_new_blocks must have shape \[G, n\]"),
     "counts of too many groups": (N, lambda n: n[[0, 1, 1]], ValueError, "num_new_blocks must have shape"),
@@ -193,6 +195,11 @@ ADMISSION_FAULTS = {
     "tokens as floats": ({"num_scheduled_tokens": [3.0, 1.0, 3.0]}, TypeError, "must hold integers"),
     "tokens as bools": ({"num_scheduled_tokens": [True, True, False]}, TypeError, "must hold integers"),
     "computed below 0": ({"num_computed_tokens": [0, 0, -2]}, ValueError, "num_computed_tokens must lie"),
+    "a length past int32": (
+        {"num_computed_tokens": [0, 2**31 - 3, 2**31 - 4]},
+        ValueError,
+        "must be at most 2147483647, got 2147483648 for request 'Y'",
+    ),
     "too many computed": ({"num_computed_tokens": [0] * 4}, ValueError, "num_computed_tokens must have sh"),
     "more tokens than a step": ({"num_scheduled_tokens": [30, 2, 1]}, CapacityError, "at most 32 tokens"),
     "counts of too few groups": ({"num_blocks": [[1, 1, 1]]}, ValueError, "num_blocks must have shape"),
@@ -395,7 +402,9 @@ def test_a_request_of_a_manager_without_blocks_is_not_committed(managed):
         (("A", 3, 3), ValueError, "'A' must be unknown, got one that is"),
         (("D", 3, 3), ValueError, "'D' must be unknown, got one that is"),
         (("X", 3, 40), CapacityError, "at most 32 tokens .* got 4"),
+        (("E", 3, 3), ValueError, "'E' must be unknown, got one that is"),
         (("X", 3, 30), CapacityError, "at most 32 tokens .* got 33"),
+        (("X", 3, 1, 2**31 - 1), ValueError, "must be at most 2147483647, got 2147483648 for request 'X'"),
         (("X", -1), ValueError, "num_prefill_tokens must lie in"),
         (("X", 3.0), TypeError, "num_prefill_tokens must hold integers"),
         (("X", 3, 1, 0, [[1]]), ValueError, "one list for each of 2 groups, got 1"),
@@ -470,11 +479,14 @@ def test_a_batch_with_holes_is_neither_committed_nor_ordered(scene):
     batch, captured = scene.batch, scene.table.captured_step(4, 8)
     batch.remove_request("B")
     before = state_of(batch)
-    for call in (batch.commit, lambda: batch.pack(captured)):
+    calls = (
+        batch.commit,
+        lambda: batch.pack(captured),
+        lambda: batch.swap(0, 2),
+        lambda: batch.reorder([0, 1, 2]),
+    )
+    for call in calls:
         with pytest.raises(PagedKVError, match=r"must have no holes, got \[1\] \(call condense\(\)\)"):
-            call()
-    for call in (lambda: batch.swap(0, 2), lambda: batch.reorder([0, 1, 2])):
-        with pytest.raises(ValueError, match="must have no holes"):
             call()
     assert_unchanged(before, batch)
 
@@ -492,11 +504,23 @@ COMMIT_FAULTS = [
     ({"num_tokens_padded": 33}, CapacityError, "num_tokens_padded must be at most"),
     ({"max_seq_len": 4.0}, TypeError, "max_seq_len must be an int"),
     ({"max_seq_len": -1}, ValueError, "max_seq_len must lie in"),
+    ({"max_seq_len": 5}, ValueError, r"max_seq_len must lie in \[6, 2147483647\], got 5"),
     ({"out": 1}, ValueError, "out must name one of 1 output sets"),
     ({"positions": np.zeros(2, np.int64)}, ValueError, "positions must hold the 3"),
     ({"positions": np.zeros(3, np.int32)}, TypeError, "positions must be int64"),
     ({"num_computed_tokens": np.zeros(2, np.int32)}, ValueError, "num_computed_tokens must have shape"),
+    (
+        {"num_computed_tokens": np.zeros((1, 3), np.int32)},
+        ValueError,
+        "num_computed_tokens must have one dim",
+    ),
+    ({"num_computed_tokens": [0, 0, -1]}, ValueError, "num_computed_tokens must lie in"),
     ({"num_computed_tokens": np.zeros(3)}, TypeError, "num_computed_tokens must hold integers"),
+    (
+        {"num_computed_tokens": np.array([5, 3, 5], np.int32)},
+        ValueError,
+        "num_computed_tokens must be at most the batch's, .* 4 at position 2, got 5 .give it to update",
+    ),
 ]
 
 
@@ -506,6 +530,40 @@ def test_commits_that_are_wrong(scene, options, error, message):
     with pytest.raises(error, match=message):
         scene.batch.commit(**options)
     assert_unchanged(before, scene.batch)
+
+
+def test_a_length_past_int32_that_a_batch_counts_by_itself(scene):
+    """Tokens of the last step count as computed, be it that the request rested since."""
+    largest = 2**31 - 1
+    scene.batch.update(SchedulerOutput(RunningRequests(scene.batch.handles[:1], [1], [largest - 1])))
+    handle = scene.batch.handles[:1]
+    for output in (
+        SchedulerOutput(RunningRequests(handle, [1])),
+        SchedulerOutput(RunningRequests(handle, np.ones(1, np.int32))),
+        SchedulerOutput(RunningRequests(handle, [1]), AdmittedRequests(["X"], [1], [1])),
+    ):
+        refused(
+            scene.batch, output, ValueError, f"must be at most {largest}, got {largest + 1} for request 'A'"
+        )
+    scene.batch.update(SchedulerOutput())
+    output = SchedulerOutput(RunningRequests(handle, [1]))
+    refused(scene.batch, output, ValueError, f"must be at most {largest}, got {largest + 1} for request 'A'")
+    scene.batch.update(SchedulerOutput(RunningRequests(handle, [0])))
+    step = scene.batch.commit()
+    assert step.batch.seq_lens_cpu_upper_bound.tolist() == [largest]
+    assert to_numpy(step.batch.seq_lens).tolist() == [largest]
+    assert step.batch.max_seq_len == largest
+
+
+def test_a_captured_step_of_another_table(scene):
+    other = Scene("stable" if scene.is_stable else "batch order", max_num_tokens=32)
+    captured = other.table.captured_step(4, 8)
+    before, others = state_of(scene.batch), state_of(other.batch)
+    with pytest.raises(ValueError, match="captured must be a step of the batch's table, got another's"):
+        scene.batch.pack(captured)
+    assert_unchanged(before, scene.batch)
+    assert_unchanged(others, other.batch)
+    other.batch.pack(captured)
 
 
 def test_a_step_that_does_not_fit_a_captured_one(scene):

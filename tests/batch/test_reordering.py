@@ -115,8 +115,8 @@ def test_a_batch_stands_as_decodes_short_extends_long_extends_prefills(kind, bac
     scene.step({"short": 3, "long": 4, "decode": 1, "other": 1}, new={"new": 5})
     scene.check(["other", "decode", "short", "long", "new"])
     scene.step({"short": 1, "long": 4, "new": 1, "other": 2})
-    scene.check(["short", "new", "other", "long"])
     assert scene.batch.previous_positions.tolist() == [2, 4, 0, 3]
+    scene.check(["short", "new", "other", "long"])
 
 
 @pytest.mark.parametrize("kind", ["batch order", "stable", "manager"])

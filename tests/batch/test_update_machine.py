@@ -151,6 +151,24 @@ class Run:
         self.stale += [handle for handle in before.values() if handle not in after]
         assert not set(self.stale) & set(after)
 
+    def meddle(self):
+        """What an engine may do between two steps."""
+        batch, model, n = self.batch, self.model, len(self.model.order)
+        if self.random.random() < 0.2:
+            batch.dummy(1, 1)
+            if not self.is_stable:
+                model.rest()
+        elif n and self.random.random() < 0.2:
+            name = self.random.choice(model.order)
+            assert batch.remove_request(name) == model.order.index(name)
+            batch.condense()
+            self.stale.append(model.known[name].handle)
+            model.remove(name)
+        elif n and self.random.random() < 0.2:
+            places = (self.random.randrange(n), self.random.randrange(n))
+            batch.swap(*places)
+            model.swap(*places)
+
     def refuse(self, output):
         """Break a good step in one place: it is refused, and nothing has changed."""
         broken, errors = self.random.choice(BREAKS)(self, output)
@@ -161,7 +179,7 @@ class Run:
             self.batch.update(broken)
         assert_unchanged(before, self.batch)
 
-    def check(self):
+    def check(self, *, commits):
         batch, model = self.batch, self.model
         if self.thresholds[0] is None:
             assert batch.req_ids == model.order
@@ -174,10 +192,12 @@ class Run:
         assert batch.handles.tolist() == [one.handle for one in held]
         assert batch.num_computed_tokens.tolist() == [one.computed for one in held]
         assert batch.num_scheduled_tokens.tolist() == [one.scheduled for one in held]
-        assert batch.previous_positions.tolist() == [one.previous for one in held]
+        assert batch.previous_positions.tolist() == [model.committed.get(one.handle, -1) for one in held]
         assert len(batch) == len(model.known)
         assert all(batch.handle_of(name) == one.handle for name, one in model.known.items())
-        self.check_step(batch.commit(num_reqs_padded=self.max_num_reqs), held)
+        if commits:
+            self.check_step(batch.commit(num_reqs_padded=self.max_num_reqs), held)
+            model.commit()
         self.check_rows()
 
     def class_of(self, one):
@@ -267,6 +287,21 @@ def last_tokens(value):
     return change
 
 
+def too_long(run, running):
+    """With what is computed, one token past int32; or all by itself."""
+    del run
+    n = len(running.handles)
+    return running._replace(num_computed_tokens=[2**31 - 1] * n, num_scheduled_tokens=[0] * (n - 1) + [1])
+
+
+def lost_one(run, output):
+    """A request that was preempted comes back as one that runs."""
+    lost = [one.handle for one in run.model.known.values() if one.blocks is None]
+    if not lost:
+        return None, None
+    return SchedulerOutput(RunningRequests(lost[:1], [1])), ValueError
+
+
 def one_over(run, output):
     """A running request that is finished as well, or preempted."""
     if not len(output.running.handles):
@@ -303,6 +338,8 @@ BREAKS = [
     on_running(too_many_blocks),
     on_running(bad_id),
     on_running(twice),
+    on_running(too_long),
+    lost_one,
     on_running(last_tokens(-1)),
     on_running(last_tokens(MAX_TOKENS + 1)),
     on_running(last_tokens(1.5), TypeError, ValueError),
@@ -321,4 +358,5 @@ def test_a_batch_equals_its_model_after_every_step(stable_rows, random):
     run = Run(random, stable_rows)
     for _ in range(random.randint(1, 12)):
         run.step()
-        run.check()
+        run.check(commits=random.random() < 0.7)
+        run.meddle()

@@ -11,7 +11,6 @@ class Request:
     computed: int
     scheduled: int
     blocks: list | None
-    previous: int = -1
     handle: int | None = None
 
     def leave(self):
@@ -53,10 +52,10 @@ class Model:
 
     def __init__(self):
         self.known, self.order = {}, []
+        self.committed = {}  # handle -> where it stood in the step committed last
 
     def take(self, decision):
         """Take a step, in the order of its lists: who goes, who comes, holes, blocks."""
-        positions = {name: place for place, name in enumerate(self.order)}
         for name in [*decision.finished, *decision.new]:
             self._vacate(name)
             self.known.pop(name, None)
@@ -69,18 +68,35 @@ class Model:
                 self._vacate(name)
         for name, entry in decision.running.items():
             one = self.known[name]
-            one.previous = positions.get(name, -1)
             one.computed = one.computed + one.scheduled if entry.computed is None else entry.computed
             one.scheduled = entry.scheduled
             one.blocks = [[*held, *more] for held, more in zip(one.blocks, entry.blocks, strict=True)]
         for name, entry in [*decision.new.items(), *decision.resumed.items()]:
             handle = self.known[name].handle if name in self.known else None
             blocks = [list(ids) for ids in entry.blocks]
-            self.known[name] = Request(entry.prefill, entry.computed, entry.scheduled, blocks, -1, handle)
+            self.known[name] = Request(entry.prefill, entry.computed, entry.scheduled, blocks, handle)
         for name in [*decision.new, *decision.resumed, *decision.running]:
             if name not in self.order:
                 self._enter(name)
         self._condense()
+
+    def commit(self):
+        self.committed = {self.known[name].handle: place for place, name in enumerate(self.order)}
+
+    def remove(self, name):
+        """Forget a request, and close its hole."""
+        self._vacate(name)
+        del self.known[name]
+        self._condense()
+
+    def swap(self, first, second):
+        self.order[first], self.order[second] = self.order[second], self.order[first]
+
+    def rest(self):
+        """All leave the batch, as for a dummy step with rows in batch order."""
+        for name in list(self.order):
+            self._vacate(name)
+        self.order.clear()
 
     def _vacate(self, name):
         if name in self.order:
