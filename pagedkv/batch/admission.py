@@ -1,7 +1,7 @@
 """Checking a scheduler step: everything that can be wrong with it, before anything is changed."""
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -58,6 +58,7 @@ def plan_update(
     plan = Plan(over, preempted, new, resumed, resumed_slots, running)
     _check_running(states, plan)
     _check_handles(states, rows, plan)
+    plan = _with_hits(states, rows, plan, output)
     staying = states.slots[states.slots >= 0] if beside_others else states.slots[:0]
     _check_room(states, rows, plan, staying)
     if rows.is_written:
@@ -98,6 +99,8 @@ def _refuse_running(code: int, place: int, states: RequestStates, running: Runni
 def _resolve(
     states: RequestStates, output: SchedulerOutput, new: Admitted, resumed: Admitted
 ) -> tuple[list[int], list[int], list[int]]:
+    _check_ids(states, "finished", output.finished)
+    _check_ids(states, "preempted", output.preempted)
     # Ids that are finished may be unknown: they were aborted before they ever ran.
     over = {slot: None for req_id in output.finished if (slot := states.slot_of(req_id)) is not None}
     over |= {slot: None for req_id in new.req_ids if (slot := states.slot_of(req_id)) is not None}
@@ -112,6 +115,17 @@ def _resolve(
                 )
         named[kind] = list(dict.fromkeys(slot for slot in slots if slot is not None and slot not in over))
     return list(over), named["preempted"], named["resumed"]
+
+
+def _check_ids(states: RequestStates, kind: str, req_ids: Any) -> None:
+    """Refuse what would name nobody without a word: a single id, or handles."""
+    if isinstance(req_ids, str | bytes) or not hasattr(req_ids, "__iter__"):
+        raise TypeError(f"{kind} must be a sequence of ids, got {req_ids!r} (write [id])")
+    for req_id in req_ids:
+        if states.slot_of(req_id) is None and (slot := states.slot_of_handle(req_id)) is not None:
+            raise ValueError(
+                f"{kind} must hold ids, got the handle of request {states.name_of(slot)!r} (name the id)"
+            )
 
 
 def _check_running(states: RequestStates, plan: Plan) -> None:
@@ -151,6 +165,29 @@ def _check_handles(states: RequestStates, rows: Rows, plan: Plan) -> None:
                 f"the handle of request {req_id!r} must be free, got that of {states.name_of(slot)!r} "
                 "(name it in finished, once the manager has freed it)"
             )
+
+
+def _with_hits(states: RequestStates, rows: Rows, plan: Plan, output: SchedulerOutput) -> Plan:
+    """Let those that start have as many computed tokens as the manager has of them, where there is one."""
+    handles = states.numbers[plan.resumed_slots, a.HANDLE]
+    return plan._replace(
+        new=_as_managed(rows, plan.new, plan.new.handles, output.new.num_computed_tokens),
+        resumed=_as_managed(rows, plan.resumed, handles, output.resumed.num_computed_tokens),
+    )
+
+
+def _as_managed(rows: Rows, admitted: Admitted, handles: Any, given: Any) -> Admitted:
+    known = rows.num_computed(handles) if admitted.req_ids else None
+    if known is None:
+        return admitted
+    wrong = np.flatnonzero(admitted.computed != known)
+    if wrong.size and given is not None:
+        i = int(wrong[0])
+        raise ValueError(
+            f"num_computed_tokens of request {admitted.req_ids[i]!r} must be the manager's {known[i]}, "
+            f"got {admitted.computed[i]} (leave it out, or take what allocate_slots returned)"
+        )
+    return admitted._replace(computed=known)
 
 
 def _check_room(states: RequestStates, rows: Rows, plan: Plan, staying: Int64Array) -> None:

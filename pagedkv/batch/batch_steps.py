@@ -44,8 +44,13 @@ class BatchSteps(BatchCommits):
         ValueError, TypeError
             A request is named twice, or a number, shape or dtype is wrong. Nothing has changed then.
         """
+        if type(output) is not SchedulerOutput:
+            raise TypeError(f"output must be a SchedulerOutput, got {type(output).__name__}")
         running, new, resumed, finished, preempted = output
-        comes_or_goes = len(new.req_ids) or len(resumed.req_ids) or len(finished) or len(preempted)
+        try:
+            comes_or_goes = len(new.req_ids) or len(resumed.req_ids) or len(finished) or len(preempted)
+        except (TypeError, AttributeError):  # to be refused by its name
+            comes_or_goes = True
         if not (comes_or_goes or self._states.holes):
             code = self._advance(running)
             if code == _DONE:

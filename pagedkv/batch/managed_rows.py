@@ -35,6 +35,11 @@ class ManagedRows:
         del slots
         return None
 
+    def num_computed(self, handles: Any) -> IntArray | None:
+        """Ask the manager: what is settled, prefix hits among it."""
+        counts: IntArray = self._manager.num_computed_tokens(handles)
+        return counts
+
     def check_handles(self, handles: Any) -> None:
         """Ask the manager for their rows."""
         self._manager.rows(handles)

@@ -60,6 +60,10 @@ def ready_admitted(name: str, admitted: AdmittedRequests, num_groups: int | None
     """Convert requests that start; `num_groups` as for `ready_running`."""
     if admitted is NOBODY:
         return _nobody(num_groups)
+    if not isinstance(admitted, AdmittedRequests):
+        raise TypeError(f"{name} must be AdmittedRequests, got {type(admitted).__name__}")
+    if isinstance(admitted.req_ids, str | bytes) or not hasattr(admitted.req_ids, "__iter__"):
+        raise TypeError(f"req_ids must be a sequence of ids, got {admitted.req_ids!r} (write [id])")
     req_ids = list(admitted.req_ids)
     n = len(req_ids)
     if len(set(req_ids)) < n:

@@ -49,6 +49,9 @@ class Rows(Protocol):
     def past_limits(self, slots: Slots) -> tuple[int, int, int] | None:
         """Find a block of requests that the tables no longer take: (slot, group, id), or None."""
 
+    def num_computed(self, handles: Any) -> IntArray | None:
+        """Tokens that a manager has in the cache of sequences; None where there is no manager."""
+
     def check_handles(self, handles: Any) -> None:
         """Raise StaleSequenceError where a handle that is given is no sequence's."""
 

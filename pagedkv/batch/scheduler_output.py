@@ -19,7 +19,8 @@ class AdmittedRequests(NamedTuple):
     num_scheduled_tokens : array_like of int, shape [n]
         Tokens of this step.
     num_computed_tokens : array_like of int, shape [n], optional
-        Tokens that are in the cache already (prefix hits); 0 by default.
+        Tokens that are in the cache already (prefix hits). By default 0, or what the manager has: with a
+        manager no other value is taken.
     num_blocks : array_like of int, shape [G, n], optional
         Blocks of each request in each group, those of the hits included. None with a manager, which
         writes the tables itself.

@@ -96,6 +96,14 @@ class RequestStates:
         """Slot of a known request."""
         return self._slots.get(req_id)
 
+    def slot_of_handle(self, handle: Any) -> int | None:
+        """Slot of the known request of a handle; None for all else."""
+        if not isinstance(handle, int | np.integer) or handle < 0:
+            return None
+        slot = int(handle) & a.SLOT_MASK
+        is_known = slot < len(self.numbers) and self.numbers[slot, a.HANDLE] == handle
+        return slot if is_known else None
+
     def name_of(self, slot: int) -> Hashable:
         """Name of the request in a slot."""
         return self._names[slot]

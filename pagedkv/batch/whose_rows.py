@@ -28,6 +28,11 @@ def rows_of(table: MultiGroupBlockTable, manager: Any, states: RequestStates) ->
     if manager is not None:
         if getattr(manager, "mirror", None) is not table.mirror:
             raise ValueError("table must commit the manager's mirror, got another (mirror=manager.mirror)")
+        if table.max_model_len < manager.max_model_len:
+            raise ValueError(
+                f"table must have at least the manager's max_model_len {manager.max_model_len}, "
+                f"got {table.max_model_len}: later tokens would have no slots"
+            )
         if not table.stable_rows:
             raise ValueError(
                 "table must have stable rows with a manager, got rows in batch order (stable_rows=True)"

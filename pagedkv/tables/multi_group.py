@@ -94,6 +94,7 @@ class MultiGroupBlockTable:
         length = check_int("max_model_len", max_model_len, 1)
         self.max_num_reqs = check_int("max_num_reqs", max_num_reqs, 1)
         self.max_num_batched_tokens = check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        self.max_model_len = length
         self.stable_rows = stable_rows
         widths = [table_width(spec, length, context_parallel, token_alignment) for spec in specs]
         place = get_backend(backend, device, slot_dtype)
