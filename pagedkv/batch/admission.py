@@ -168,26 +168,18 @@ def _check_handles(states: RequestStates, rows: Rows, plan: Plan) -> None:
 
 
 def _with_hits(states: RequestStates, rows: Rows, plan: Plan, output: SchedulerOutput) -> Plan:
-    """Let those that start have as many computed tokens as the manager has of them, where there is one."""
-    handles = states.numbers[plan.resumed_slots, a.HANDLE]
-    return plan._replace(
-        new=_as_managed(rows, plan.new, plan.new.handles, output.new.num_computed_tokens),
-        resumed=_as_managed(rows, plan.resumed, handles, output.resumed.num_computed_tokens),
-    )
+    """Let those that start without a word of it have as many computed tokens as a manager has of them."""
+    new, resumed = plan.new, plan.resumed
+    if output.new.num_computed_tokens is None and new.req_ids:
+        new = _as_managed(rows, new, new.handles)
+    if output.resumed.num_computed_tokens is None and resumed.req_ids:
+        resumed = _as_managed(rows, resumed, states.numbers[plan.resumed_slots, a.HANDLE])
+    return plan._replace(new=new, resumed=resumed)
 
 
-def _as_managed(rows: Rows, admitted: Admitted, handles: Any, given: Any) -> Admitted:
-    known = rows.num_computed(handles) if admitted.req_ids else None
-    if known is None:
-        return admitted
-    wrong = np.flatnonzero(admitted.computed != known)
-    if wrong.size and given is not None:
-        i = int(wrong[0])
-        raise ValueError(
-            f"num_computed_tokens of request {admitted.req_ids[i]!r} must be the manager's {known[i]}, "
-            f"got {admitted.computed[i]} (leave it out, or take what allocate_slots returned)"
-        )
-    return admitted._replace(computed=known)
+def _as_managed(rows: Rows, admitted: Admitted, handles: Any) -> Admitted:
+    known = rows.num_computed(handles)
+    return admitted if known is None else admitted._replace(computed=known)
 
 
 def _check_room(states: RequestStates, rows: Rows, plan: Plan, staying: Int64Array) -> None:

@@ -19,8 +19,7 @@ class AdmittedRequests(NamedTuple):
     num_scheduled_tokens : array_like of int, shape [n]
         Tokens of this step.
     num_computed_tokens : array_like of int, shape [n], optional
-        Tokens that are in the cache already (prefix hits). By default 0, or what the manager has: with a
-        manager no other value is taken.
+        Tokens that are in the cache already (prefix hits). By default 0, or with a manager what it has.
     num_blocks : array_like of int, shape [G, n], optional
         Blocks of each request in each group, those of the hits included. None with a manager, which
         writes the tables itself.

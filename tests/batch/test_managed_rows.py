@@ -79,7 +79,7 @@ def test_drafts_are_mapped_by_the_rows_of_the_batch(backend):
     manager, table, batch = engine_of(backend, FullAttentionSpec(4))
     handles = [manager.add(range(n)) for n in (6, 3)]
     manager.allocate_slots(handles, [6, 3], num_lookahead_tokens=3)
-    batch.update(SchedulerOutput(new=AdmittedRequests("ab", [6, 3], [6, 3], handles=handles)))
+    batch.update(SchedulerOutput(new=AdmittedRequests(list("ab"), [6, 3], [6, 3], handles=handles)))
     batch.swap(0, 1)
     batch.commit()
     starts, positions = [0, 2, 5], np.array([3, 4, 6, 7, 8])
@@ -93,7 +93,7 @@ def test_an_encoders_tokens_are_mapped_by_the_rows_of_the_batch(backend):
     manager, table, batch = engine_of(backend, FullAttentionSpec(4), CrossAttentionSpec(4, 10))
     handles = [manager.add(range(3), num_encoder_tokens=n) for n in (7, 10)]
     manager.allocate_slots(handles, [3, 3])
-    batch.update(SchedulerOutput(new=AdmittedRequests("ab", [3, 3], [3, 3], handles=handles)))
+    batch.update(SchedulerOutput(new=AdmittedRequests(list("ab"), [3, 3], [3, 3], handles=handles)))
     batch.swap(0, 1)
     batch.commit()
     slots = to_numpy(EncoderSlotMapping(table, 1, 32).compute([10, 7], rows=batch.rows).slot_mapping)
