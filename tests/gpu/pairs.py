@@ -41,9 +41,9 @@ def assert_same(expected, actual, which=""):
 class Pair:
     """The same table on a device and on the host."""
 
-    def __init__(self, backend, groups, *sizes, **options):
+    def __init__(self, backend, groups, *sizes, device=None, **options):
         make = partial(MultiGroupBlockTable, groups, *sizes, **options)
-        self.device, self.host = make(backend=backend), make(backend="numpy")
+        self.device, self.host = make(backend=backend, device=device), make(backend="numpy")
 
     def do(self, call, *arguments):
         """Make the same call on both."""
