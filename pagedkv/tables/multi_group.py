@@ -346,7 +346,8 @@ class MultiGroupBlockTable:
         positions : int64 [num_tokens]
             Position of each token; host or device likewise.
         rows : int32 [num_reqs], optional
-            Table row of each request, -1 for a dummy; row i for request i where None.
+            Table row of each request, -1 for a dummy; row i for request i where None. With stable rows give
+            them (`InputBatch.rows`): row i is whoever's it is.
         out : int
             Output set whose slots are written; see `outputs`.
         stream : CuPy stream, optional
