@@ -13,16 +13,17 @@ import pagedkv
 from pagedkv.batch import AdmittedRequests, InputBatch, RunningRequests, SchedulerOutput
 
 BLOCK_SIZE = 16
-STEPS_UNTIL_FULL = 15 * BLOCK_SIZE
 
 
 class DecodeTraffic:
     """Block ids and counts of decode steps, as a scheduler hands them out; made ahead."""
 
+    steps_until_full = 15 * BLOCK_SIZE
+
     def __init__(self, num_reqs, context, num_groups):
         self.num_reqs, self.num_groups = num_reqs, num_groups
         self.blocks = context // BLOCK_SIZE
-        self.max_model_len = context + STEPS_UNTIL_FULL + BLOCK_SIZE
+        self.max_model_len = context + self.steps_until_full + BLOCK_SIZE
         lag = np.arange(num_reqs) % BLOCK_SIZE
         self.num_computed = (context - lag).astype(np.int32)
         self.rng = np.random.default_rng(7)

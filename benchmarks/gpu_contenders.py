@@ -55,6 +55,10 @@ class Traffic:
         first = step * self.num_new % self.num_reqs
         return np.take(self.rows, range(first, first + self.num_new), mode="wrap").astype(np.int32)
 
+    def step(self, step):
+        """(rows that take a block, their ids) of a step."""
+        return self.taking(step), self.new_ids()
+
     @property
     def steps_until_full(self):
         return (SPARE_BLOCKS - 1) * (self.num_reqs // self.num_new)
@@ -177,16 +181,3 @@ class Floor:
 
     def reset(self):
         pass
-
-
-class Steps:
-    """Arguments of a contender's steps, one after the other, with room in every row."""
-
-    def __init__(self, contender, traffic):
-        self.contender, self.traffic, self.num = contender, traffic, 0
-
-    def next(self):
-        if self.num % self.traffic.steps_until_full == 0:
-            self.contender.reset()
-        self.num += 1
-        return self.traffic.taking(self.num - 1), self.traffic.new_ids()

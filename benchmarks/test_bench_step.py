@@ -12,8 +12,8 @@ import pytest
 
 from pagedkv.backends import why_unavailable
 
-from .gpu_contenders import ByHand, Floor, Pagedkv, Steps, Traffic
-from .turns import CHUNK, Clock, take_turns
+from .gpu_contenders import ByHand, Floor, Pagedkv, Traffic
+from .turns import CHUNK, Clock, Steps, take_turns
 
 pytestmark = pytest.mark.gpu
 

@@ -8,6 +8,19 @@ import numpy as np
 CHUNK = 40
 
 
+class Steps:
+    """Arguments of a contender's steps, one after the other, with room in every row."""
+
+    def __init__(self, contender, traffic):
+        self.contender, self.traffic, self.num = contender, traffic, 0
+
+    def next(self):
+        if self.num % self.traffic.steps_until_full == 0:
+            self.contender.reset()
+        self.num += 1
+        return self.traffic.step(self.num - 1)
+
+
 class Clock:
     """Microseconds of one contender's steps: until the call returns, and until the device is done.
 

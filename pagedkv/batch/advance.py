@@ -159,6 +159,8 @@ def _append(numbers: Array, mirror: Array, handles: Array, num_blocks: Array, bl
     for k in range(takers.size):
         rows[k] = numbers[handles[takers[k]] & SLOT_MASK, ROW]
     used = 0
+    # What `find_fault` looks for in an append, in the pass that copies the lengths: no row is named twice
+    # here, so none has to be judged by a sum. Which fault it was is found again by `plan_update`.
     for g in range(G):
         for k in range(takers.size):
             length = num_blocks[g, takers[k]]
